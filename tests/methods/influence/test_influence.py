@@ -72,6 +72,7 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
         ({"loss": nn.MSELoss()}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "data"),
         ({"loss": nn.MSELoss(), "layers": "all"}, lambda: nn.Linear(4, 1), TensorDataset(*POINTS[:1]), "data"),
         ({"layers": "all"}, lambda: nn.Linear(4, 1), Endless(), "data"),
+        ({"layers": "all"}, lambda: nn.Flatten(), POINTS, "no weights"),
         ({"num_calibration_fits": 1}, lambda: nn.Linear(4, 1), Endless(), "data"),
     ],
 )

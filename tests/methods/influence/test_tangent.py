@@ -1,7 +1,9 @@
 """Tests of the influence bootstrap of several layers."""
 
 import copy
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,25 +19,123 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 
-from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, _validation, load, save
 from neuboots._validation import ArgumentError
 from neuboots.losses import GaussianNLL
-from neuboots.methods.influence import TangentPredictor, _tangent
+from neuboots.methods._least_squares import NoiseLevel, leverage_corrected
+from neuboots.methods.influence import InfluencePredictor, TangentPredictor, _tangent
 from neuboots.methods.influence._tangent import Jacobian, build_tangent_predictors
+from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
 from neuboots.training import resolve_fit
-from neuboots.weights import Exponential
+from neuboots.weights import Dirichlet, Exponential, assign_blocks
 
 WHOLE = InfluenceBootstrap(nn.MSELoss(), layers="all")
 
 
+def make_data(n: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    return noise(n, 3, dtype=torch.float64), noise(n, outputs, seed=1, dtype=torch.float64)
+
+
+def build(method: InfluenceBootstrap, net: nn.Module, x: Any, y: Tensor, **options: Any) -> TangentPredictor:
+    predictor = method.from_trained(net, TensorDataset(x, y), **options)
+    assert isinstance(predictor, TangentPredictor)
+    return predictor
+
+
 def test_blocks_are_sums_of_rows() -> None:
-    net, x = nn.Linear(3, 1), noise(5, 3, seed=9)
-    data = TensorDataset(noise(40, 3), noise(40, 1, seed=1))
-    methods = (WHOLE, InfluenceBootstrap(nn.MSELoss(), layers="all", num_blocks=8))
-    rows, blocks = (method.from_trained(net, data).deviations(x)[1] for method in methods)  # type: ignore[attr-defined]
-    assert blocks.shape == (5, 1, 8)
-    torch.testing.assert_close(blocks.sum(-1), rows.sum(-1))
+    net, x = nn.Linear(3, 1).double(), make_data(5)[0]
+    data = make_data(40)
+    rows, blocks = (
+        build(method, net, *data, seed=4).deviations(x)[1] for method in (WHOLE, replace(WHOLE, num_blocks=8))
+    )
+    expected = torch.zeros(5, 1, 8, dtype=torch.float64)
+    expected.index_add_(2, assign_blocks(40, 8, seed=4), rows)
+    torch.testing.assert_close(blocks, expected)
+
+
+@pytest.mark.parametrize("residuals", ["raw", "hc2", "hc3", "smooth"])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_deviations_match_dense_matrices(outputs: int, residuals: Any) -> None:
+    """From a random subset of the rows, written out with the Jacobian of the net."""
+    torch.manual_seed(0)
+    net, (x, y), new = MLP(3, outputs, widths=(5,)).double().eval(), make_data(40, outputs), make_data(4)[0]
+    method = replace(WHOLE, ridge=0.05, residuals=residuals, max_kernel_rows=31 * outputs - outputs // 2)
+    predictor = build(method, net, x, y)
+    m, fraction = (31, 31 / 40) if outputs == 1 else (30, 30 / 40)
+    used = predictor.tangent.get_buffer("input_0")
+    index = (x[:, None] == used).all(2).nonzero()
+    assert index[:, 1].tolist() == list(range(m))  # in order
+    J = exact_rows(net, used)
+    u = (y[index[:, 0]] - net(used)).detach()
+    inverted = torch.linalg.inv(J @ J.T + 0.05 * m * torch.eye(m * outputs))
+    H = J @ J.T @ inverted
+    corrected = u.clone()
+    if residuals in ("hc2", "hc3"):
+        blocks = torch.stack([H.view(m, outputs, m, outputs)[i, :, i] for i in range(m)]) * fraction
+        corrected = leverage_corrected(blocks, u, power=1.0 if residuals == "hc3" else 0.5)
+    if residuals == "smooth":  # each output by its own block of the kernel
+        left = torch.eye(m * outputs) - H
+        factors = (1 + fraction * ((left @ left).diagonal() - 1)).view(m, outputs)
+        for c in range(outputs):
+            values, vectors = torch.linalg.eigh(J[c::outputs] @ J[c::outputs].T)
+            level = NoiseLevel(values.clamp_min(0))
+            psi = vectors * values.clamp_min(0).sqrt()
+            level.add(psi, u[:, c], factors[:, c])
+            corrected[:, c] = level.correct(psi, u[:, c])
+    along = (exact_rows(net, new) @ J.T @ inverted).view(4, outputs, m, outputs)
+    expected = fraction**0.5 * (along * corrected).sum(-1)
+    mean, found = predictor.deviations(new)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(mean, net(new).detach())
+    assert predictor.ridge == pytest.approx(0.05)
+    assert predictor.degrees_of_freedom == pytest.approx(float(H.trace()))
+
+
+def test_replicates_and_moments_are_linear_in_the_weights() -> None:
+    net, new = MLP(3, 2, widths=(5,)).double(), make_data(4)[0]
+    predictor = build(replace(WHOLE, num_blocks=6, weight_distribution=Dirichlet(2.0)), net, *make_data(20, 2))
+    mean, moved = predictor.deviations(new)
+    alphas = draw_replicate_weights(Dirichlet(2.0), 6, 0, 5, 3)
+    prediction = predictor.predict(new, 5, seed=3)
+    expected = mean + torch.einsum("ncs,bs->bnc", moved, alphas.double() - 1.0)
+    torch.testing.assert_close(prediction.samples, expected)
+    v, c = Dirichlet(2.0).covariance(6)
+    covariance = torch.full((6, 6), c).fill_diagonal_(v).double()
+    torch.testing.assert_close(prediction.std.square(), torch.einsum("ncs,st,nct->nc", moved, covariance, moved))
+    torch.testing.assert_close(prediction.mean, mean)
+
+
+@pytest.mark.parametrize("residuals", ["raw", "smooth"])
+def test_factors_of_rows_are_those_of_their_losses(residuals: Any) -> None:
+    """Factor 4 of a row: twice the kernel and twice the residual; the noise level is that of the targets."""
+    net, (x, y), new = nn.Linear(3, 1).double(), make_data(20), make_data(4)[0]
+    factors = 1.0 + (torch.arange(20.0, dtype=torch.float64) % 3)[:, None]
+    method = replace(WHOLE, ridge=0.1, residuals=residuals)
+    inputs = resolve_fit(net, TensorDataset(x, torch.cat([y, factors], 1)))
+    (predictor,) = build_tangent_predictors([method], net, inputs, weighted=True)
+    u = (y - net(x)).detach()
+    root, J = factors.sqrt(), exact_rows(net, x)
+    psi = root * J
+    inverted = torch.linalg.inv(psi.T @ psi + 2.0 * torch.eye(4))
+    if residuals == "smooth":
+        values, vectors = torch.linalg.eigh(psi @ psi.T)
+        coordinates, left = vectors * values.clamp_min(0).sqrt(), torch.eye(20) - psi @ inverted @ psi.T
+        level = NoiseLevel(values.clamp_min(0))
+        level.add(coordinates, u[:, 0], (left @ left).diagonal())
+        u = level.correct(coordinates, u[:, 0])[:, None]
+    expected = exact_rows(net, new) @ inverted @ (factors * J * u).T
+    torch.testing.assert_close(predictor.deviations(new)[1][:, 0], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [(nn.MSELoss(), 2), (nn.CrossEntropyLoss(), 3)])
+def test_net_that_reproduces_its_targets_has_half_of_the_degrees_of_freedom(loss: Any, outputs: int) -> None:
+    """Probabilities of classes have one less for each row."""
+    torch.manual_seed(0)
+    net, x = MLP(3, outputs, widths=(40,)).double().eval(), make_data(20)[0]
+    z = net(x).detach()
+    predictor = build(InfluenceBootstrap(loss, layers="all"), net, x, z.softmax(1) if outputs == 3 else z)
+    assert predictor.degrees_of_freedom == pytest.approx(0.5 * 20 * 2)
 
 
 # -- losses --------------------------------------------------------------------------------------------
@@ -218,6 +318,12 @@ def test_deviations_that_are_not_stored_are_computed_again(monkeypatch: pytest.M
     x, net = noise(40, 4), make_mlp(nn.Tanh)
     predictor = WHOLE.from_trained(net, TensorDataset(x, x[:, :2]))
     whole = predictor.predict(x, 7)
+    calls: list[int] = []
+    predictor.net.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
+    stream = predictor.stream(x, 7, seed=0)
+    before = len(calls)
+    assert [len(chunk) for chunk in stream.chunks(3)] == [3, 3, 1]
+    assert len(calls) == before > 0  # they are kept
     monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 10)
     monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40 * 4 * 9)  # nine inputs at a time
     again = predictor.predict(x, 7)
@@ -238,6 +344,44 @@ def test_inputs_by_name(tmp_path: Path) -> None:
     assert samples.shape == (5, 4, 2)
     save(predictor, tmp_path / "saved")
     assert torch.equal(load(tmp_path / "saved", model=MixedInputs()).predict(x, 5).samples, samples)
+    assert torch.equal(pickle.loads(pickle.dumps(predictor)).predict(x, 5).samples, samples)
+    config = predictor.config()
+    assert (config["form"], config["layers"], config["outputs"]) == ("tangent", "all", 2)
+    for name in ("layers", "outputs", "spec", "tensors"):
+        with pytest.raises(ValueError, match=name):
+            InfluencePredictor.from_config({**config, name: [0.5]}, predictor.net)  # type: ignore[attr-defined]
+
+
+def test_predictions_follow_the_weights_of_the_net() -> None:
+    net, (x, y) = MLP(3, 1, widths=(5,)).double(), make_data(20)
+    predictor = build(WHOLE, net, x, y)
+    assert predictor.tangent.jacobian()[1] is predictor.tangent.jacobian()[1]
+    for tensor in (*predictor.net.parameters(), predictor.tangent.get_buffer("input_0")):
+        with torch.no_grad():
+            tensor += 0.5
+        rows = predictor.tangent.jacobian()[1]
+        torch.testing.assert_close(rows.z, predictor.net(predictor.tangent.get_buffer("input_0")).detach())
+
+
+def test_progress_bar_counts_the_rows_that_are_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def progress_bar(title: str, total: int, *, enabled: bool) -> Iterator[Any]:
+        steps: list[str] = []
+        bars.append((total, enabled, steps))
+        yield steps.append
+
+    monkeypatch.setattr(_tangent, "progress_bar", progress_bar)
+    x, y = noise(12, 4), torch.arange(12) % 2
+    for net, progress in ((explicit_net(), True), (explicit_net(), False), (make_mlp(nn.Tanh), True)):
+        inputs = resolve_fit(net, TensorDataset(x, y), TrainingConfig(epochs=1, progress=progress))
+        build_tangent_predictors([InfluenceBootstrap(layers="all")], net, inputs)
+    assert [(total, enabled, len(steps)) for total, enabled, steps in bars] == [
+        (12, True, 12),
+        (12, False, 12),
+        (0, False, 0),
+    ]
 
 
 @pytest.mark.parametrize("layers", [1, "all"])
@@ -367,6 +511,23 @@ def no_grad_inside(net: Any, x: Tensor) -> Tensor:
     return net.head(h)
 
 
+def dropped(net: Any, x: Tensor) -> Tensor:
+    """Calls a layer in vain."""
+    net.second(net.first(x))
+    return net.head(net.first(x).tanh())
+
+
+def no_grad_convolution(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.first(x[:, None]).flatten(1)
+    return net.head(torch.cat([h, net.second(x[:, None]).flatten(1)], 1))
+
+
+def no_grad_at_all(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return net.head(net.first(x[:, None]).flatten(1))
+
+
 def two_layers(function: Callable[[Any, Tensor], Tensor], width: int = 8) -> nn.Module:
     return Composed(function, first=nn.Linear(4, 8), second=nn.Linear(8, 8), head=nn.Linear(width, 1))
 
@@ -385,6 +546,12 @@ def normed(norm: Any, factor: float = 1.0) -> nn.Module:
     return net
 
 
+def explicit_net() -> nn.Module:
+    """A net of 10 weights outside of Linear layers and 2 outputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(2, 2)).eval()
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "in-place ReLU": lambda: make_mlp(lambda: nn.ReLU(inplace=True)),
     "in-place ELU": lambda: make_mlp(lambda: nn.ELU(inplace=True)),
@@ -395,12 +562,21 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "two tokens": lambda: Composed(
         two_tokens, tokens=nn.Parameter(noise(2, 3)), first=nn.Linear(3, 4), head=nn.Linear(2, 1)
     ),
-    "no_grad inside": lambda: two_layers(no_grad_inside),
+    "no_grad inside": lambda: Composed(no_grad_inside, first=nn.Linear(4, 8), head=nn.Linear(8, 1)),
     "pruned": pruned,
     "spectral norm": lambda: normed(parametrizations.spectral_norm),
     "weight norm": lambda: normed(parametrizations.weight_norm, 2.0),
     "a layer by itself": lambda: nn.Linear(4, 2),
+    "a layer called in vain": lambda: two_layers(dropped),
+    "convolution": explicit_net,
+    "convolution alone": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Flatten()),
+    "convolution under no_grad": lambda: Composed(
+        no_grad_convolution, first=nn.Conv1d(1, 2, 4), second=nn.Conv1d(1, 2, 4), head=nn.Linear(4, 2)
+    ),
+    "all under no_grad": lambda: Composed(no_grad_at_all, first=nn.Conv1d(1, 2, 4), head=nn.Linear(2, 2)),
 }
+FACTORED = {"in-place ReLU", "in-place ELU", "in-place sums", "no_grad inside", "a layer by itself"}
+FACTORED |= {"a layer called in vain"}
 
 
 def exact_rows(net: nn.Module, x: Tensor, names: list[str] | None = None) -> Tensor:
@@ -409,6 +585,7 @@ def exact_rows(net: nn.Module, x: Tensor, names: list[str] | None = None) -> Ten
     rows = []
     for i in range(len(x)):
         for output in net(x[i : i + 1]).reshape(-1):
+            output.requires_grad_()  # also under no_grad
             slopes = torch.autograd.grad(output, weights, retain_graph=True, materialize_grads=True)
             rows.append(torch.cat([slope.flatten() for slope in slopes]))
     return torch.stack(rows).double()
@@ -425,7 +602,48 @@ def check(jacobian: Jacobian, net: nn.Module, x: Tensor, names: list[str] | None
 @pytest.mark.parametrize("name", NETS)
 def test_kernel_matches_differentiation(name: str) -> None:
     net, x = NETS[name]().eval(), noise(6, 4)
-    check(Jacobian(net, "all", x[:2]), net, x)
+    jacobian = Jacobian(net, "all", x[:2])
+    assert (jacobian.count_passes(6, 1) == 0) == (name in FACTORED)
+    check(jacobian, net, x)
+    expected, frozen = (
+        jacobian.kernel(jacobian.rows(x), jacobian.rows(x)),
+        Jacobian(net.requires_grad_(False), "all", x),
+    )
+    torch.testing.assert_close(frozen.kernel(frozen.rows(x), frozen.rows(x)), expected)
+
+
+@pytest.mark.parametrize("name", ["a layer by itself", "in-place ReLU", *(name for name in NETS if "conv" in name)])
+@pytest.mark.parametrize("outputs", [None, 1])
+def test_products_with_directions_of_the_weights(name: str, outputs: int | None) -> None:
+    """J (Jᵀ c), in double precision or not, and the squares of the parts of J."""
+    net, x = NETS[name]().eval(), noise(6, 4)
+    count = outputs or net(x).shape[1]
+    jacobian = Jacobian(net, "all", x[:2], outputs=outputs)
+    rows, J = jacobian.rows(x), exact_rows(net, x).view(6, net(x).shape[1], -1)[:, :count].flatten(0, 1)
+    units = torch.eye(6 * count).view(6, count, -1)
+    pulled = jacobian.pull(rows, units.double())
+    torch.testing.assert_close(
+        sum(part.double().square().sum() for part in pulled), J.square().sum(), rtol=1e-4, atol=0
+    )
+    found = jacobian.push(rows, [part.double() for part in pulled])
+    torch.testing.assert_close(found.flatten(0, 1).double(), J @ J.T, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(jacobian.kernel(rows, rows), J @ J.T, rtol=1e-4, atol=1e-5)
+    expected = [part.square().sum(1).view(6, count, -1) for part in pulled[: len(rows.factors)]]
+    squares = jacobian.squares(rows)
+    torch.testing.assert_close(squares, torch.cat([torch.zeros(6, count, 0), *expected], 2))
+
+
+def test_attention_and_squeezed_rows_have_products(odd: nn.Module) -> None:
+    for net, x in ((odd, noise(4, 6)), (squeezing_net(), noise(4, 4))):
+        jacobian = Jacobian(net.eval(), "all", x[:2])
+        rows = jacobian.rows(x)
+        found = jacobian.push(rows, jacobian.pull(rows, torch.eye(8).view(4, 2, 8)))
+        torch.testing.assert_close(found.flatten(0, 1).double(), jacobian.kernel(rows, rows), rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_needs_no_explicit_rows() -> None:
+    net, x = make_mlp(nn.Tanh).bfloat16(), noise(6, 4).bfloat16()
+    assert Jacobian(net, "all", x).count_passes(6, 2) == 0
 
 
 @pytest.mark.parametrize("layers", ["all", 1, 2, 3])
@@ -453,12 +671,6 @@ def test_computed_weights_belong_to_the_layer_that_uses_them() -> None:
     J = exact_rows(net[2:], net[:2](x).detach())  # type: ignore[index]
     rows = jacobian.rows(x)
     torch.testing.assert_close(jacobian.kernel(rows, rows), J @ J.T, rtol=1e-4, atol=1e-5)
-
-
-def explicit_net() -> nn.Module:
-    """A net of 10 weights outside of Linear layers and 2 outputs."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(2, 2)).eval()
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 12])
@@ -512,6 +724,12 @@ def test_many_backward_passes_give_a_warning(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ArgumentError, match="about 36 backward passes") as raised:
         method.from_trained(net, data)
     assert raised.value.name == "layers"
+    monkeypatch.setattr(_validation, "_UNCHECKED_BYTES", 0)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 1000)
+    jacobian = Jacobian(Composed(lambda net, x: x * net.scale, scale=nn.Parameter(torch.ones(60))), "all", noise(2, 60))
+    with pytest.raises(ArgumentError, match="memory") as raised:  # even for a single row
+        jacobian.check_cost("all", 1, 60)
+    assert raised.value.name == "layers"
 
 
 def squeezed_before(net: Any, x: Tensor) -> Tensor:
@@ -520,9 +738,13 @@ def squeezed_before(net: Any, x: Tensor) -> Tensor:
     return net.head(net.norm(pooled.squeeze())).log_softmax(dim=1)
 
 
+def squeezing_net() -> nn.Module:
+    return Composed(squeezed_before, first=nn.Conv1d(1, 3, 2), norm=nn.BatchNorm1d(3), head=nn.Linear(3, 2))
+
+
 def test_explicit_rows_pass_in_pairs_where_the_net_squeezes() -> None:
     x = noise(20, 4)
-    net = Composed(squeezed_before, first=nn.Conv1d(1, 3, 2), norm=nn.BatchNorm1d(3), head=nn.Linear(3, 2))
+    net = squeezing_net()
     predictor = InfluenceBootstrap(layers="all").from_trained(net, TensorDataset(x, torch.arange(20) % 2))
     torch.testing.assert_close(predictor.predict(x[:1], 3).samples, predictor.predict(x, 3).samples[:, :1])
     jacobian = Jacobian(net, "all", x[:2])

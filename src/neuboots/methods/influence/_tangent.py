@@ -142,7 +142,7 @@ class Jacobian:
         self.net, self.outputs, self._needs_two_rows = net, outputs, False
         self.on_row: Callable[[], object] = lambda: None  # called after each explicit row
         try:
-            with eval_mode(net), torch.no_grad():
+            with _gradients(net):
                 self._forward(take_rows(example, slice(1)))
         except (RuntimeError, ValueError, IndexError):
             self._needs_two_rows = True  # it squeezes the axis of a single row away before a layer that needs it
@@ -197,9 +197,9 @@ class Jacobian:
     def kernel(self, rows: JacobianRows, others: JacobianRows) -> Tensor:
         """K = J J′ᵀ in double precision, the C outputs of a row next to each other: (N·C, N′·C)."""
         total = rows.z.new_zeros(len(rows.z), rows.outputs, len(others.z), others.outputs, dtype=torch.float64)
-        for mine, theirs in zip(rows.factors, others.factors, strict=True):
-            inputs = mine.a.double() @ theirs.a.double().T
-            slopes = mine.d.double() @ theirs.d.double().flatten(0, 1).T
+        for factors, their in zip(rows.factors, others.factors, strict=True):
+            inputs = factors.a.double() @ their.a.double().T
+            slopes = factors.d.double() @ their.d.double().flatten(0, 1).T
             total += slopes.view_as(total) * inputs[:, None, :, None]  # (aᵀa′ + 1) dᵀd′
         for start, mine in self._tiles(rows) if self._explicit else ():
             symmetric = rows is others
@@ -210,7 +210,7 @@ class Jacobian:
                 total[here, :, there] += part
                 if symmetric and other > start:
                     total[there, :, here] += part.permute(2, 3, 0, 1)
-        return total.flatten(2, 3).flatten(0, 1)
+        return total.flatten(2).flatten(0, 1)
 
     def count_passes(self, n: int, outputs: int) -> int:
         """How many explicit rows are computed for the kernel of n rows: more than n if not all of them are held."""
@@ -258,11 +258,9 @@ class Jacobian:
                 z = z[:, : rows.outputs]
                 v = torch.zeros_like(z, requires_grad=True)
                 slopes = torch.autograd.grad(z, wanted, v, create_graph=True, materialize_grads=True)  # Jᵀ v
-                columns = [
-                    torch.autograd.grad(slopes, v, [part[k] for part in others], retain_graph=True)[0]  # its slope by v
-                    for k in range(num)
-                ]
-            total += torch.stack(columns, -1)
+                for k in range(num):
+                    along = [part[k] for part in others]
+                    total[..., k] += torch.autograd.grad(slopes, v, along, retain_graph=True, materialize_grads=True)[0]
         return total
 
     def squares(self, rows: JacobianRows) -> Tensor:
@@ -304,6 +302,7 @@ class Jacobian:
             raise ValueError(
                 f"the net's outputs have shape {tuple(z.shape)}; expected (N, C): for pixels and tokens use layers=1"
             )
+        z.requires_grad_()  # also if the net computes under no_grad: then its gradient is zero
         return z[:1] if n == 1 else z, [weights[name] for name in names]
 
     def _compute_factors(self, x: Any) -> tuple[Tensor, list[LinearFactors]]:
@@ -312,22 +311,20 @@ class Jacobian:
 
         def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             ones = float(module.bias is not None)
-            seen[name] = (nn.functional.pad(inputs[0].detach(), (0, 1), value=ones), output)
+            seen[name] = (nn.functional.pad(inputs[0].detach(), (0, 1), value=ones), output.requires_grad_())
             return output.clone()  # the next layer may work in place
 
         with ExitStack() as hooks, _gradients(self.net):
             for name in self._linear:
                 hooks.enter_context(self.net.get_submodule(name).register_forward_hook(partial(record, name)))
             z, _ = self._forward(x)
-            active = [name for name in self._linear if seen[name][1].requires_grad and z.requires_grad]
-            outputs = [seen[name][1] for name in active]  # not those under no_grad, whose slopes are zero
+            outputs = [seen[name][1] for name in self._linear]
             slopes = [
                 torch.autograd.grad(z[:, c].sum(), outputs, retain_graph=True, materialize_grads=True)
                 for c in range((self.outputs or z.shape[1]) if outputs else 0)
             ]
-        d = {name: z.new_zeros(len(z), self.outputs or z.shape[1], seen[name][1].shape[1]) for name in self._linear}
-        d |= {name: torch.stack([slope[k] for slope in slopes], 1) for k, name in enumerate(active)}
-        return z.detach(), [LinearFactors(seen[name][0], d[name]) for name in self._linear]
+        d = [torch.stack(part, 1) for part in zip(*slopes, strict=True)]
+        return z.detach(), [LinearFactors(seen[name][0], part) for name, part in zip(self._linear, d, strict=True)]
 
     def _tile_rows(self, outputs: int) -> int:
         """How many explicit rows are held at once."""
@@ -357,8 +354,6 @@ class Jacobian:
             return []
         with _gradients(self.net):
             z, wanted = self._forward(x, names)
-            if not z.requires_grad:  # the net computes under no_grad
-                return [weight.new_zeros(coefficients.shape[-1], *weight.shape) for weight in wanted]
             z = z[:, : coefficients.shape[1]]
             columns = [
                 torch.autograd.grad(z, wanted, column.to(z), retain_graph=True, materialize_grads=True)
@@ -370,7 +365,7 @@ class Jacobian:
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
     """Product with a transposed matrix in double precision, some columns at a time."""
     total = left.new_zeros(*left.shape[:-1], len(right), dtype=torch.float64)
-    for mine, theirs in zip(left.split(_COLUMNS, -1), right.split(_COLUMNS, -1), strict=True):
+    for mine, theirs in zip(torch.split(left, _COLUMNS, -1), torch.split(right, _COLUMNS, -1), strict=True):
         total += mine.double() @ theirs.double().T
     return total
 
