@@ -520,7 +520,7 @@ def dropped(net: Any, x: Tensor) -> Tensor:
 def no_grad_convolution(net: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         h = net.first(x[:, None]).flatten(1)
-    return net.head(torch.cat([h, net.second(x[:, None]).flatten(1)], 1))
+    return net.head(torch.cat([h, net.scale * net.second(x[:, None]).flatten(1)], 1))
 
 
 def no_grad_at_all(net: Any, x: Tensor) -> Tensor:
@@ -571,7 +571,11 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "convolution": explicit_net,
     "convolution alone": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Flatten()),
     "convolution under no_grad": lambda: Composed(
-        no_grad_convolution, first=nn.Conv1d(1, 2, 4), second=nn.Conv1d(1, 2, 4), head=nn.Linear(4, 2)
+        no_grad_convolution,
+        first=nn.Conv1d(1, 2, 4),
+        second=nn.Conv1d(1, 2, 4),
+        scale=nn.Parameter(torch.tensor(2.0)),
+        head=nn.Linear(4, 2),
     ),
     "all under no_grad": lambda: Composed(no_grad_at_all, first=nn.Conv1d(1, 2, 4), head=nn.Linear(2, 2)),
 }

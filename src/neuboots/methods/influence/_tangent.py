@@ -344,7 +344,7 @@ class Jacobian:
         each, found = torch.eye(rows.outputs)[None], rows.z.new_empty(stop - start, rows.outputs, self._explicit_size)
         for i in range(start, stop):
             pulled = self._pull_explicit(take_rows(rows.x, slice(i, i + 1)), each, self._explicit)
-            found[i - start] = torch.cat([part.flatten(1) for part in pulled], 1)
+            found[i - start] = torch.cat([part.reshape(rows.outputs, -1) for part in pulled], 1)
             self.on_row()
         return found
 
