@@ -694,7 +694,7 @@ def test_explicit_rows_that_are_not_held_are_computed_again(tiles: int, monkeypa
     torch.testing.assert_close(found, J @ exact_rows(net, other).T, rtol=1e-4, atol=1e-5)
 
 
-def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_rows_are_differentiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training rows of a predictor, at the first prediction only."""
     seen = []
     pull = Jacobian._pull_explicit
@@ -704,10 +704,12 @@ def test_stored_rows_are_differentiated_once(odd: nn.Module, monkeypatch: pytest
         return pull(jacobian, x, *options)
 
     monkeypatch.setattr(Jacobian, "_pull_explicit", counted)
-    predictor = InfluenceBootstrap(layers="all").from_trained(odd, TensorDataset(noise(12, 6), torch.arange(12) % 2))
+    predictor = InfluenceBootstrap(layers="all").from_trained(
+        explicit_net(), TensorDataset(noise(12, 4), torch.arange(12) % 2)
+    )
     assert len(seen) == 12
     for expected in (12 + 12 + 3, 12 + 12 + 3 + 3):
-        predictor.summarize(noise(3, 6))
+        predictor.summarize(noise(3, 4))
         assert len(seen) == expected
 
 
