@@ -493,7 +493,7 @@ def tied_autoencoder(net: Any, x: Tensor) -> Tensor:
 
 
 def layer_twice(net: Any, x: Tensor) -> Tensor:
-    return net.head(torch.tanh(net.second(torch.tanh(net.second(net.first(x))))))
+    return 0.01 * net.head(torch.tanh(net.second(torch.tanh(net.second(net.first(x))))))
 
 
 def bias_twice(net: Any, x: Tensor) -> Tensor:
@@ -646,8 +646,11 @@ def test_attention_and_squeezed_rows_have_products(odd: nn.Module) -> None:
 
 
 def test_half_precision_needs_no_explicit_rows() -> None:
-    net, x = make_mlp(nn.Tanh).bfloat16(), noise(6, 4).bfloat16()
-    assert Jacobian(net, "all", x).count_passes(6, 2) == 0
+    """Rounding is larger, as it is in several nets."""
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net, x = make_mlp(nn.Tanh).bfloat16(), noise(6, 4, seed=seed).bfloat16()
+        assert Jacobian(net, "all", x).count_passes(6, 2) == 0
 
 
 @pytest.mark.parametrize("layers", ["all", 1, 2, 3])
