@@ -104,6 +104,7 @@ def test_replicates_and_moments_are_linear_in_the_weights() -> None:
     covariance = torch.full((6, 6), c).fill_diagonal_(v).double()
     torch.testing.assert_close(prediction.std.square(), torch.einsum("ncs,st,nct->nc", moved, covariance, moved))
     torch.testing.assert_close(prediction.mean, mean)
+    assert predictor.config()["form"] == "tangent"  # of files
 
 
 @pytest.mark.parametrize("residuals", ["raw", "smooth"])
@@ -318,22 +319,22 @@ def test_deviations_that_are_not_stored_are_computed_again(monkeypatch: pytest.M
     x, net = noise(40, 4), make_mlp(nn.Tanh)
     predictor = WHOLE.from_trained(net, TensorDataset(x, x[:, :2]))
     whole = predictor.predict(x, 7)
+    assert isinstance(predictor, TangentPredictor)
+    predictor.tangent.jacobian()  # of the training inputs, which is kept
     calls: list[int] = []
-    predictor.net.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
-    stream = predictor.stream(x, 7, seed=0)
-    before = len(calls)
-    assert [len(chunk) for chunk in stream.chunks(3)] == [3, 3, 1]
-    assert len(calls) == before > 0  # they are kept
-    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 10)
-    monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40 * 4 * 9)  # nine inputs at a time
-    again = predictor.predict(x, 7)
-    torch.testing.assert_close(again.samples, whole.samples)
-    stream = predictor.stream(x, 7, seed=0)
-    assert [len(chunk) for chunk in stream.chunks(3)] == [3, 3, 1]
-    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 2 * 6 * 80)  # six replicates at a time
-    assert [len(chunk) for chunk in predictor.stream(x, 13, seed=0).chunks(3)] == [3, 3, 3, 3, 1]
-    torch.testing.assert_close(torch.cat([*stream.chunks(3)]), whole.samples)
-    torch.testing.assert_close(again.std, whole.std)
+    predictor.net.register_forward_hook(lambda *_: calls.append(1))
+    monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40 * 2**2 * 9)  # nine inputs at a time
+    for most, size, passes in ((40 * 2 * 40, 3, 0), (40 * 2 * 40 - 1, 40, 1), (2 * 40 * 2 * 2, 1, 4), (10, 3, 3)):
+        monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", most)
+        calls.clear()
+        stream = predictor.stream(x, 7, seed=0)
+        assert len(calls) == 5  # for the moments
+        chunks = [*stream.chunks(size)]
+        assert [len(chunk) for chunk in chunks] == [len(part) for part in torch.arange(7).split(size)]
+        assert len(calls) == 5 + 5 * passes  # as many replicates in a pass as memory allows
+        torch.testing.assert_close(torch.cat(chunks), whole.samples)
+        assert stream.moments is not None
+        torch.testing.assert_close(stream.moments.std, whole.std)
 
 
 def test_inputs_by_name(tmp_path: Path) -> None:
@@ -346,7 +347,6 @@ def test_inputs_by_name(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "saved", model=MixedInputs()).predict(x, 5).samples, samples)
     assert torch.equal(pickle.loads(pickle.dumps(predictor)).predict(x, 5).samples, samples)
     config = predictor.config()
-    assert (config["form"], config["layers"], config["outputs"]) == ("tangent", "all", 2)
     for name in ("layers", "outputs", "spec", "tensors"):
         with pytest.raises(ValueError, match=name):
             InfluencePredictor.from_config({**config, name: [0.5]}, predictor.net)  # type: ignore[attr-defined]
@@ -497,7 +497,8 @@ def layer_twice(net: Any, x: Tensor) -> Tensor:
 
 
 def bias_twice(net: Any, x: Tensor) -> Tensor:
-    return net.head(torch.tanh(net.first(x) + net.first.bias))
+    """And one of a layer that is never called."""
+    return net.head(torch.tanh(net.first(x) + net.first.bias + net.second.bias))
 
 
 def two_tokens(net: Any, x: Tensor) -> Tensor:
@@ -669,7 +670,17 @@ def test_layers_of_every_type(odd: nn.Module) -> None:
     x = noise(4, 6)
     check(Jacobian(odd, "all", x[:2]), odd, x)
     names = [n for n, _ in odd.named_parameters() if n.split(".")[0] in ("hidden", "head", "attention")]
+    inner = [n for n, _ in odd.named_parameters() if n != "scale"]
+    check(Jacobian(odd, 6, x[:2]), odd, x, inner)
     check(Jacobian(odd, 3, x[:2]), odd, x, names)  # attention with its uncalled projection, but not the net's own scale
+
+
+def test_layers_count_from_their_last_use() -> None:
+    def again(net: Any, x: Tensor) -> Tensor:
+        return net.head(net.first(net.second(net.first(x).tanh()).tanh()))
+
+    net, x = Composed(again, first=nn.Linear(4, 4), second=nn.Linear(4, 4), head=nn.Linear(4, 1)), noise(6, 4)
+    check(Jacobian(net, 2, x[:2]), net, x, ["first.weight", "first.bias", "head.weight", "head.bias"])
 
 
 def test_computed_weights_belong_to_the_layer_that_uses_them() -> None:
@@ -733,7 +744,21 @@ def test_many_backward_passes_give_a_warning(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ArgumentError, match="about 36 backward passes") as raised:
         method.from_trained(net, data)
     assert raised.value.name == "layers"
+    monkeypatch.setattr(_tangent, "_MANY_PASSES", 3)
+    for most, rows in ((11, 5), (4, 2)):
+        with pytest.warns(UserWarning, match=f"for {rows} rows of 2 outputs"):
+            replace(method, max_kernel_rows=most).from_trained(net, data)
+
+
+def test_memory_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_validation, "_UNCHECKED_BYTES", 0)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 20_000)
+    data, method = TensorDataset(noise(12, 4), torch.arange(12) % 2), InfluenceBootstrap(layers="all")
+    for options, name in (({}, "max_kernel_rows"), ({"max_kernel_rows": 10, "num_blocks": 100}, "num_blocks")):
+        with pytest.raises(ArgumentError, match="memory") as raised:
+            replace(method, **options).from_trained(explicit_net(), data)  # type: ignore[arg-type]
+        assert raised.value.name == name
+    replace(method, max_kernel_rows=10).from_trained(explicit_net(), data)
     monkeypatch.setattr(_validation, "available_memory", lambda: 1000)
     jacobian = Jacobian(Composed(lambda net, x: x * net.scale, scale=nn.Parameter(torch.ones(60))), "all", noise(2, 60))
     with pytest.raises(ArgumentError, match="memory") as raised:  # even for a single row
@@ -751,9 +776,16 @@ def squeezing_net() -> nn.Module:
     return Composed(squeezed_before, first=nn.Conv1d(1, 3, 2), norm=nn.BatchNorm1d(3), head=nn.Linear(3, 2))
 
 
-def test_explicit_rows_pass_in_pairs_where_the_net_squeezes() -> None:
-    x = noise(20, 4)
-    net = squeezing_net()
+def squeezed_without_error(net: Any, x: Tensor) -> Tensor:
+    return net.head(torch.tanh(net.first(x)).squeeze())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [squeezing_net, lambda: Composed(squeezed_without_error, first=nn.Linear(4, 3), head=nn.Linear(3, 2))],
+)
+def test_rows_pass_in_pairs_where_the_net_squeezes(make: Callable[[], nn.Module]) -> None:
+    x, net = noise(20, 4), make()
     predictor = InfluenceBootstrap(layers="all").from_trained(net, TensorDataset(x, torch.arange(20) % 2))
     torch.testing.assert_close(predictor.predict(x[:1], 3).samples, predictor.predict(x, 3).samples[:, :1])
     jacobian = Jacobian(net, "all", x[:2])

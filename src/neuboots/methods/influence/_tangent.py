@@ -583,7 +583,7 @@ def build_tangent_predictors(
         kernel = jacobian.kernel(rows, rows)
     kernel = torch.einsum("ned,nemf->ndmf", root, kernel.view(n, outputs, n, outputs))
     kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
-    values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
+    values, vectors = torch.linalg.eigh(kernel)
     values = values.clamp_min(0.0)
     if method.ridge is None:
         target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual * scale).flatten()
