@@ -8,7 +8,6 @@ The loop does not know α: `objective_at(epoch)` returns the scalar to minimise.
 
 import copy
 import io
-import json
 import math
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,14 +29,14 @@ from typing import Any, BinaryIO, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from neuboots._fingerprint import NO_EFFECT, describe, describe_data, digest, find_differences
-from neuboots._validation import ArgumentError, check_int, check_positive, escape_text, format_names
+from neuboots._validation import ArgumentError, check_int, check_positive, escape_text
 from neuboots.head import compute_output, copy_net, eval_mode, has_lazy_layers, load_example, unwrap_model
 from neuboots.loading import (
     Batch,
@@ -138,10 +137,10 @@ class TrainingConfig:
     checkpoint_steps: int | None = field(default=None, metadata=NO_EFFECT)
     steps_per_epoch: int | None = None
     num_workers: int = field(default=0, metadata=NO_EFFECT)
-    accelerator: str = "auto"
-    devices: int | str | list[int] = 1
-    num_nodes: int = 1
-    strategy: Any = "auto"
+    accelerator: str = field(default="auto", metadata=NO_EFFECT)
+    devices: int | str | list[int] = field(default=1, metadata=NO_EFFECT)
+    num_nodes: int = field(default=1, metadata=NO_EFFECT)
+    strategy: Any = field(default="auto", metadata=NO_EFFECT)
     precision: Any = "32-true"
     folder: Path | None = field(default=None, metadata=NO_EFFECT)
     on_epoch: "Callable[[EpochReport], None] | None" = field(default=None, metadata=NO_EFFECT)
@@ -402,7 +401,6 @@ class _TrainState:
     best_loss: float = float("inf")  # lowest validation loss
     waited: int = 0  # number of epochs since then
     best: dict[str, Tensor] | None = None  # weights of that epoch
-    finished: bool = False  # whether training stopped early
 
 
 @dataclass
@@ -431,11 +429,11 @@ class _Run:
 
     def __call__(self, fabric: Any) -> bytes | None:
         """Train the net in place; a process other than the caller's returns the weights as bytes."""
-        forked = os.getpid() != self.process_id
         try:
             return self._train(fabric)
         except Exception as error:
-            if fabric.world_size == 1 or forked or isinstance(error, ArgumentError | FloatingPointError):
+            alone = fabric.world_size == 1 and os.getpid() == self.process_id
+            if alone or isinstance(error, ArgumentError | FloatingPointError):
                 raise
             for thread in threading.enumerate():  # of Fabric, which kills this process when another one has ended
                 if "_child_processes" in vars(thread):
@@ -489,7 +487,7 @@ class _Run:
             _catch_interrupt(once=os.getpid() == self.process_id) as interrupted,
             progress_bar("training", total, enabled=enabled, done=done) as advance,
         ):
-            while state.epoch < config.epochs and not state.finished:
+            while state.epoch < config.epochs and (config.patience is None or state.waited < config.patience):
                 began = time.monotonic()
                 objective = self.objective_at(state.epoch)
                 self.model.train()
@@ -566,18 +564,16 @@ class _Run:
 
     def _end_epoch(self, seconds: float) -> EpochReport:
         """Validate, advance the state to the next epoch, and apply early stopping."""
-        state, patience = self.state, self.config.patience
-        metrics = self._evaluate()
+        state, metrics = self.state, self._evaluate()
         loss = self._reduce(state.loss_sum / max(1, state.step), "mean")  # each rank has seen its own examples
         report = EpochReport(state.epoch, self.config.epochs, loss, metrics, seconds, self.title)
         state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
-        if patience is not None:
+        if self.config.patience is not None:
             if metrics["loss"] < state.best_loss:
                 state.best_loss, state.waited = metrics["loss"], 0
                 state.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
             else:
                 state.waited += 1
-            state.finished = state.waited >= patience
         return report
 
     def _evaluate(self) -> dict[str, float]:
@@ -601,9 +597,7 @@ class _Run:
 
     def _describe_options(self) -> dict[str, str]:
         """Describe the net and the options, any of which training may change (a counter that a net keeps)."""
-        names = ("epochs", "batch_size", "optimizer", "lr_scheduler", "seed", "clip_norm", "patience")
-        options = {name: getattr(self.config, name) for name in (*names, "steps_per_epoch", "precision")}
-        options |= {"method": self.identity, "seeds": self.seeds, "model": self.net}
+        options = {"config": self.config, "method": self.identity, "seeds": self.seeds, "model": self.net}
         described = (describe(value, name, training=True) for name, value in options.items())
         return {path: text for parts in described for path, text in parts.items()}
 
@@ -664,32 +658,22 @@ class _Run:
         path = self.checkpoint
         if path is None or not path.exists():
             return
-        hint = "delete it, or choose another folder"
+        cause = None
         try:
             content = _read_checkpoint(path)
+            if not (expected := self._compare_description(content)):
+                self._load_content(path, content)
+                expected = self._compare_loss(content["loss"])
         except Exception as error:  # whatever a damaged file leads to
-            expected = f"a checkpoint that can be read ({path}: {type(error).__name__}: {error})"
-            raise ArgumentError("folder", str(path.parent), expected, hint=hint) from error
-        if differences := self._find_differences(content):
-            shown = "; ".join(f"{key} was {old}, is {new}" for key, (old, new) in differences[:6])
-            more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
-            raise ArgumentError("folder", str(path.parent), f"a checkpoint of the same run ({shown}{more})", hint=hint)
-        try:
-            self._load_content(path, content)
-        except Exception as error:
-            expected = f"a checkpoint that fits the run ({path}: {type(error).__name__}: {error})"
-            raise ArgumentError("folder", str(path.parent), expected, hint=hint) from error
-        old, new = content["loss"], self._probe_loss()
-        if old is not None and new is not None and not math.isclose(old, new, rel_tol=2e-3, abs_tol=1e-5):
-            expected = (
-                f"a checkpoint of the same run (the loss of {len(cast(Batch, self.probe).index)} examples at its "
-            )
-            expected += f"weights was {old:.6g}, is {new:.6g}: the net or the loss function computes something else)"
-            raise ArgumentError("folder", str(path.parent), expected, hint=hint)
+            expected, cause = f"a checkpoint that can be read ({path}: {type(error).__name__}: {error})", error
+        if expected:
+            raise ArgumentError(
+                "folder", str(path.parent), expected, hint="delete it, or choose another folder"
+            ) from cause
         self.description = {key: text for key, text in self.description.items() if key in content["description"]}
 
-    def _find_differences(self, content: dict[str, Any]) -> list[tuple[str, tuple[str, str]]]:
-        """Paths, old and new texts in which the run differs from that of a checkpoint; values before code."""
+    def _compare_description(self, content: dict[str, Any]) -> str:
+        """Say what is expected if the run differs from that of a checkpoint: values before code."""
         same_python = content["python"] == sys.implementation.cache_tag
         differences = find_differences(content["description"], self.description, same_python=same_python)
         if any(key.startswith(("data.", "val_data.")) for key in differences):
@@ -697,97 +681,61 @@ class _Run:
             random = {key for key, text in again.items() if self.description[key] != text}
             differences = {key: texts for key, texts in differences.items() if key not in random}
             self.probe = None if random else self.probe
-        return sorted(differences.items(), key=lambda item: "#" in item[1][0])
+        pairs = sorted(differences.items(), key=lambda item: "#" in item[1][0])
+        shown = "; ".join(f"{key} was {old}, is {new}" for key, (old, new) in pairs[:6])
+        more = f" and {len(pairs) - 6} more" if len(pairs) > 6 else ""
+        return f"a checkpoint of the same run ({shown}{more})" if pairs else ""
+
+    def _compare_loss(self, old: float | None) -> str:
+        """Say what is expected if the probe had another loss at the weights of a checkpoint."""
+        new = self._probe_loss()
+        if old is None or new is None or math.isclose(old, new, rel_tol=2e-3, abs_tol=1e-5):
+            return ""
+        return (
+            f"a checkpoint of the same run (the loss of {len(cast(Batch, self.probe).index)} examples at its weights "
+            f"was {old:.6g}, is {new:.6g}: the net or the loss function computes something else)"
+        )
 
     def _load_content(self, path: Path, content: dict[str, Any]) -> None:
-        """Load a checkpoint; raise an error if it does not fit."""
+        """Load a checkpoint; raise an error, before anything is changed, if it does not fit."""
+        state, weights, schedule = content["state"], self.model.state_dict(), self.lr_scheduler
+        _check_like(state, vars(self.state) | {"best": None if state["best"] is None else weights}, "state", 2)
+        for name, limit in (("epoch", self.config.epochs), ("step", self.steps)):
+            if type(state[name]) is not int or not 0 <= state[name] <= limit:
+                raise ValueError(f"it is at {name} {state[name]}")
+        standard = type(schedule).__module__ == "torch.optim.lr_scheduler"
+        _check_like(content["lr_scheduler"], schedule.state_dict(), "lr_scheduler", 3 if standard else 1)
         strategy = self.fabric.strategy
-        if strategy is not None and type(strategy).load_checkpoint is not _find_plain_load():  # parameters are sharded
+        if strategy is not None and _is_sharded(strategy):
             self.fabric.load(path, {"net": self.model, "optimizer": self.optimizer}, strict=False, weights_only=True)
         else:
-            self._check_weights(content["net"])
-            state = content["state"]
-            self._check_optimizer(content["optimizer"], int(state["epoch"]) * self.steps + int(state["step"]))
+            _check_like(content["net"], weights, "net", 1)
+            self._check_optimizer(content["optimizer"], state["epoch"] * self.steps + state["step"])
             self.model.load_state_dict(content["net"])
             self.optimizer.load_state_dict(tree_map_only(Tensor, torch.clone, content["optimizer"]))
-        state, ours = content["state"], vars(self.state)
-        if state.keys() != ours.keys() or not all(_alike(state[key], value) for key, value in ours.items()):
-            raise ValueError("the progress of the run has other entries")
-        possible = state["epoch"] <= self.config.epochs and state["step"] <= self.steps and state["waited"] >= 0
-        if (
-            not possible
-            or state["epoch"] < 0
-            or state["step"] < 0
-            or state["finished"] > (self.config.patience is not None)
-        ):
-            raise ValueError("the progress of the run is not possible")
-        if state["best"] is not None:
-            self._check_weights(state["best"])
-            state["best"] = tree_map_only(Tensor, torch.clone, state["best"])
-        self._check_schedule(content["lr_scheduler"], state["epoch"] * self.steps + state["step"])
-        self.lr_scheduler.load_state_dict(content["lr_scheduler"])
-        vars(self.state).update(state)
-
-    def _check_schedule(self, theirs: dict[str, Any], steps: int) -> None:
-        """Raise ValueError unless the state is that of such a schedule after so many steps."""
-        ours = self.lr_scheduler.state_dict()
-        exact = type(self.lr_scheduler).__module__ == "torch.optim.lr_scheduler"
-        if theirs.keys() != ours.keys() or not all(_alike(theirs[key], ours[key], exact=exact) for key in ours):
-            raise ValueError("the state of the learning rate schedule has other entries")
-        if exact and theirs.get("last_epoch", steps) != steps:
-            raise ValueError("the state of the learning rate schedule is that of another step")
-
-    def _check_weights(self, weights: Any) -> None:
-        """Raise ValueError unless the tensors have the names, shapes and types of the net's, and none became NaN."""
-        ours = self.model.state_dict()
-        if weights.keys() != ours.keys():
-            names = sorted(map(str, ours.keys() ^ weights.keys()))
-            raise ValueError(f"tensors of other names: {format_names(names, 3)}")
-        for name, mine in ours.items():
-            theirs = weights[name]
-            if isinstance(mine, Tensor):
-                if not isinstance(theirs, Tensor) or (theirs.shape, theirs.dtype) != (mine.shape, mine.dtype):
-                    raise ValueError(f"{name!r} has another shape or type")
-                if bool(theirs.isnan().any()) and not bool(mine.isnan().any()):
-                    raise ValueError(f"{name!r} contains NaN")
-        for name, parameter in self.net.named_parameters():
-            if parameter.requires_grad and name in weights and not bool(weights[name].isfinite().all()):
-                raise ValueError(f"{name!r} contains infinite values")
+        schedule.load_state_dict(content["lr_scheduler"])
+        vars(self.state).update(tree_map_only(Tensor, torch.clone, state))  # not of the memory of the file
 
     def _check_optimizer(self, theirs: Any, steps: int) -> None:
-        """Raise ValueError unless the state is that of an optimizer with the same groups after so many steps."""
-        ours, reference = self.optimizer.state_dict(), _sample_state(self.optimizer)
-        groups, mine = theirs["param_groups"], ours["param_groups"]
-        if not isinstance(groups, list) or len(groups) != len(mine):
-            raise ValueError("the optimizer has other groups of parameters")
-        if reference and steps and not theirs["state"]:
-            raise ValueError("the optimizer has no state")
-        numbers = dict[int, Tensor]()
-        standard = type(self.lr_scheduler).__module__ == "torch.optim.lr_scheduler"
-        for group, own, members in zip(groups, mine, self.optimizer.param_groups, strict=True):
-            if group.keys() != own.keys() or group["params"] != own["params"]:
-                raise ValueError("the optimizer has other options")
-            # torch's schedules change three options, others may change any number
-            moved = {"lr", "momentum", "betas"} if standard else {k for k in own if not isinstance(own[k], bool)}
-            fixed = own.keys() - moved if reference is not None else set()
-            if not all(_alike(group[key], value, exact=True) for key, value in own.items()) or any(
-                group[key] != own[key] for key in fixed if not isinstance(own[key], Tensor)
-            ):
-                raise ValueError("the optimizer has other options")
-            numbers |= zip(own["params"], members["params"], strict=True)
-        for number, state in theirs["state"].items():
-            if reference is not None and state.keys() != reference.keys():
-                raise ValueError("the state of the optimizer has other entries")
-            for key, value in state.items():
-                example = None if reference is None else reference[key]
-                valid = isinstance(value, Tensor | list | int | float | None)
-                if example is not None:
-                    shape = numbers[number].shape if isinstance(example, Tensor) and example.ndim else torch.Size()
-                    valid = isinstance(value, Tensor) if isinstance(example, Tensor) else _alike(value, example)
-                    valid = valid and getattr(value, "shape", shape) == shape
-                if not valid or (isinstance(value, Tensor) and bool(value.isnan().any())):
-                    raise ValueError(f"the state {key!r} of the optimizer has another type or shape, or contains NaN")
-                if key == "step" and float(value) != steps and reference is not None and not 0 < float(value) <= steps:
+        """Raise an error unless the state is like that of ours: each parameter makes a step if it is torch's."""
+        groups = theirs["param_groups"]
+        _check_like(groups, self.optimizer.state_dict()["param_groups"], "param_groups", 3)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # of Fabric's wrapper
+        irregular = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)
+        if irregular or not type(optimizer).__module__.startswith("torch.optim."):
+            return
+        twin = copy.copy(optimizer)
+        for group, ours in zip(groups, optimizer.param_groups, strict=True):
+            for number, parameter in zip(group["params"], ours["params"], strict=True):
+                if number not in theirs["state"]:
+                    continue  # it had no gradient
+                example = torch.zeros_like(parameter)
+                example.grad = torch.zeros_like(parameter)
+                twin.state, twin.param_groups = defaultdict(dict), [{**group, "params": [example]}]
+                twin.step()
+                state = theirs["state"][number]
+                _check_like(state, dict(twin.state[example]), "state of the optimizer", 1)
+                if not 0 <= float(state.get("step", 0)) <= steps:
                     raise ValueError("the state of the optimizer is that of another step")
 
 
@@ -797,11 +745,7 @@ _CHECKPOINT_TYPES = {
     **{"net": dict, "optimizer": dict, "lr_scheduler": dict, "state": dict, "description": dict},
     **{"python": str, "loss": float | None},
 }
-_ELEMENTWISE = (
-    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad),
-    *(torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD),
-)
-_MAGIC = b"neuboots checkpoint 2\n"
+_MAGIC = b"neuboots checkpoint 3\n"
 _MAX_MESSAGE = 200  # characters of an error of another process
 _NUM_RATES = 200  # of a schedule that are compared
 
@@ -869,7 +813,7 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
             raise ValueError(f"{key!r} is a {type(content[key]).__name__}")
     if not all(type(text) is str for item in content["description"].items() for text in item):
         raise ValueError("'description' has other values than texts")
-    required = {"epochs", "batch_size", "seed", "precision", "data", "model", "method", "optimizer", "lr_scheduler()"}
+    required = {"config.epochs", "config.seed", "config.optimizer", "method", "model", "data", "lr_scheduler()"}
     if missing := required - content["description"].keys():
         raise ValueError(f"'description' has no {min(missing)!r}")
     _check_values(content, size)
@@ -896,44 +840,32 @@ def _check_values(content: Any, limit: int) -> None:
             raise ValueError(f"it has a value of {type(value).__name__}")
 
 
-def _alike(a: Any, b: Any, *, exact: bool = False) -> bool:
-    """Whether two values are of one kind: two integers, two texts, …; with `exact`, also lists of one length."""
-    if b is None:
-        return a is None or isinstance(a, dict if not exact else int | float)
-    if type(a) is int and abs(a) >= 1 << 63:
-        return False
-    if type(b) is float:
-        return type(a) in (int, float) and not math.isnan(a)
-    if isinstance(b, list | tuple):
-        same = isinstance(a, list | tuple) and (not exact or len(a) == len(b))
-        return same and (not exact or all(_alike(i, j, exact=True) for i, j in zip(a, b, strict=True)))
-    if isinstance(b, dict):
-        return isinstance(a, dict)
-    if isinstance(b, Tensor):
-        return isinstance(a, Tensor) and a.shape == b.shape and not bool(a.isnan().any())
-    return type(a) is type(b) or (exact and type(b) is int and type(a) is float and not math.isnan(a))
+def _check_like(theirs: Any, ours: Any, path: str, depth: int) -> None:
+    """Raise ValueError unless a value of a checkpoint can replace ours: of one type, shape, and entries to a depth."""
+    parts: Any = ()
+    if isinstance(ours, Tensor):
+        alike = isinstance(theirs, Tensor) and (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype)
+        alike = alike and not (bool(theirs.isnan().any()) and not bool(ours.isnan().any()))
+    elif isinstance(ours, dict):
+        alike, parts = isinstance(theirs, dict) and (not depth or theirs.keys() == ours.keys()), ours
+    elif isinstance(ours, list | tuple):
+        alike = isinstance(theirs, list | tuple) and (not depth or len(theirs) == len(ours))
+        parts = range(len(ours))
+    elif ours is None or type(ours) in (int, float):
+        alike = theirs is ours or (type(theirs) in (int, float) and not math.isnan(theirs))
+    else:
+        alike = type(theirs) is type(ours)
+    if not alike:
+        raise ValueError(f"{path} has another type, shape or entries than that of the run, or contains NaN")
+    for part in parts if depth else ():
+        _check_like(theirs[part], ours[part], f"{path}[{part!r}]", depth - 1)
 
 
-def _sample_state(optimizer: Optimizer) -> dict[str, Any] | None:
-    """State that torch's optimizers of single elements keep for a parameter; None for other optimizers."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # of Fabric's wrapper
-    if type(inner) not in _ELEMENTWISE:
-        return None
-    parameter, twin = nn.Parameter(torch.zeros(1, 1)), copy.copy(inner)
-    parameter.grad = torch.zeros(1, 1)
-    twin.state, twin.param_groups = defaultdict(dict), [{**inner.param_groups[0], "params": [parameter]}]
-    try:
-        twin.step()
-    except (RuntimeError, TypeError, ValueError, AssertionError):  # options for another device
-        return None
-    return dict(twin.state[parameter])
-
-
-def _find_plain_load() -> Any:
-    """Function that loads a checkpoint where each process has all parameters."""
+def _is_sharded(strategy: Any) -> bool:
+    """Whether each process has a part of the parameters."""
     from lightning_fabric.strategies.strategy import Strategy
 
-    return Strategy.load_checkpoint
+    return type(strategy).load_checkpoint is not Strategy.load_checkpoint
 
 
 def _launch_forked(fabric: Any, run: _Run) -> bytes | None:
@@ -942,21 +874,19 @@ def _launch_forked(fabric: Any, run: _Run) -> bytes | None:
     The first Ctrl-C is passed on to the processes, which write a checkpoint; the second one ends them.
     """
     started = {*multiprocessing.active_children()}
-    reader, writer = os.pipe()  # a failed process writes a line of JSON
+    errors = multiprocessing.get_context("fork").SimpleQueue()
 
     def run_forked(fabric: Any) -> bytes | str | None:
         try:
             return run(fabric)
         except KeyboardInterrupt as error:
             return str(error)
+        except ArgumentError as error:
+            errors.put(partial(ArgumentError, **{key: str(value)[:500] for key, value in vars(error).items()}))
+            raise
         except Exception as error:
-            fields = {key: str(vars(error).get(key)) for key in ("name", "value", "expected", "hint")}
-            known = next(
-                (kind for kind in (ArgumentError, FloatingPointError) if isinstance(error, kind)), RuntimeError
-            )
-            text = str(error) if isinstance(error, FloatingPointError) else f"{type(error).__name__}: {error}"
-            report = {"kind": known.__name__, "rank": fabric.global_rank, "text": text[:500], **fields}
-            os.write(writer, json.dumps(report)[:4000].encode() + b"\n")
+            kind = FloatingPointError if isinstance(error, FloatingPointError) else RuntimeError
+            errors.put(partial(kind, str(error)[:1000]))
             raise
 
     def interrupt(signum: int, frame: Any) -> None:
@@ -968,10 +898,9 @@ def _launch_forked(fabric: Any, run: _Run) -> bytes | None:
     before = signal.signal(signal.SIGINT, interrupt) if in_main else None
     try:
         packed = fabric.launch(run_forked)
-    except ProcessException as error:
-        os.set_blocking(reader, False)
-        with suppress(BlockingIOError):
-            _raise_report(run, os.read(reader, 1 << 16).partition(b"\n")[0], error)
+    except ProcessRaisedException as error:
+        raise errors.get()() from error
+    except ProcessExitedException as error:
         raise RuntimeError(run.describe_failure(f"process {error.error_index}", error)) from error
     finally:
         if in_main:
@@ -979,23 +908,10 @@ def _launch_forked(fabric: Any, run: _Run) -> bytes | None:
         for process in {*multiprocessing.active_children()} - started:
             process.kill()
             process.join()
-        os.close(reader)
-        os.close(writer)
+        errors.close()
     if isinstance(packed, str):
         raise KeyboardInterrupt(packed)
     return cast("bytes | None", packed)
-
-
-def _raise_report(run: _Run, line: bytes, error: Any) -> None:
-    """Raise the error that a forked process reported, unless another process was killed before."""
-    if isinstance(error, ProcessExitedException):
-        return
-    report = json.loads(line)
-    if report["kind"] == "ArgumentError":
-        raise ArgumentError(report["name"], report["value"], report["expected"], hint=report["hint"]) from error
-    if report["kind"] == "FloatingPointError":
-        raise FloatingPointError(report["text"]) from error
-    raise RuntimeError(run.describe_failure(f"process {report['rank']}", report["text"])) from error
 
 
 @contextmanager

@@ -463,33 +463,69 @@ class RunsCode:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.slow
+def deep(value: Any, times: int) -> Any:
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def changes(part: dict[Any, Any], *values: Any) -> list[dict[Any, Any]]:
+    """Each entry replaced by each value, each one missing, and one more."""
+    replaced = [part | {key: value} for key in part for value in values]
+    return [*replaced, *({k: v for k, v in part.items() if k != key} for key in part), part | {"more": 1}]
+
+
+WIDE = torch.zeros(1).expand(1 << 40)
+
+
+def crafted_weights(good: dict[str, Any]) -> list[Any]:
+    name, weight = next(iter(good["net"].items()))
+    others = (weight * torch.nan, weight / 0, weight[:1], weight.double(), weight.to_sparse(), WIDE)
+    return changes(good["net"], {"x": 1}) + [good["net"] | {name: value} for value in others]
+
+
+def crafted_states(good: dict[str, Any]) -> list[Any]:
+    numbers = {"epoch": (-1, 3, 0.5, True), "step": (-1, 4, 1.0), "waited": (None, torch.nan), "loss_sum": (None, "x")}
+    replaced = [good["state"] | {key: value} for key, values in numbers.items() for value in values]
+    best = [good["state"] | {"best": value} for value in (7, {}, good["net"] | {"0.bias": torch.zeros(1)})]
+    return [*changes(good["state"], {"x": 1}), *replaced, *best]
+
+
+def crafted_optimizers(good: dict[str, Any]) -> list[Any]:
+    optimizer = good["optimizer"]
+    (group,), state = optimizer["param_groups"], optimizer["state"]
+    options = {"betas": [(0.5,), (0.5, "x")], "lr": ["x", torch.nan], "amsgrad": [True, 0], "eps": [10**20, None]}
+    groups: list[Any] = [[group | {key: value}] for key, values in options.items() for value in values]
+    groups += [[group | {"params": [0]}], [group, group], [], 7, *([other] for other in changes(group))]
+    values = (None, state[0]["exp_avg"][:1], state[0]["exp_avg"] * torch.nan, "x", WIDE)
+    firsts = [state[0] | {"exp_avg": value} for value in values] + changes(state[0])
+    firsts += [state[0] | {"step": value} for value in (torch.tensor(-1.0), torch.tensor(4.0), torch.ones(2))]
+    return [optimizer | {"param_groups": value} for value in groups] + [
+        optimizer | {"state": state | {0: first}} for first in firsts
+    ]
+
+
+CRAFTED: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
+    "net": crafted_weights,
+    "state": crafted_states,
+    "optimizer": crafted_optimizers,
+    "lr_scheduler": lambda good: changes(good["lr_scheduler"], {"x": 1}, [1.0, 2.0], torch.nan, None),
+    "description": lambda good: [*changes(good["description"], 7)[:3], {7: "x"}],
+    "python": lambda good: [None, deep("x", 49)],
+    "loss": lambda good: [7, "x", 1 + good["loss"], torch.ones(2)],
+}
+
+
+@pytest.mark.parametrize("part", CRAFTED)
 def test_crafted_checkpoint_raises_and_runs_nothing(
-    interrupted: tuple[Path, Callable[[], Any]], tmp_path: Path
+    part: str, interrupted: tuple[Path, Callable[[], Any]], tmp_path: Path
 ) -> None:
     path, resume = interrupted
-    whole = Deterministic().fit(dropout_net, (X, Y), replace(CONFIG, epochs=2)).state_dict()
-    good = torch.load(path, weights_only=True)
-    wide = torch.zeros(1).expand(1 << 40)
-    contents: list[Any] = [None, [good], {"a": 1}, good | {"more": 1}, RunsCode(tmp_path / "mark")]
-    contents += [
-        good | {key: value} for key in good for value in (7, [1], {}, {"a": wide}, RunsCode(tmp_path / "mark"))
-    ]
-    contents += [{key: value for key, value in good.items() if key != missing} for missing in good]
-    for part in ("net", "lr_scheduler", "state"):
-        contents += [good | {part: good[part] | {key: {"x": 1}}} for key in good[part]]
-        contents += [good | {part: {k: v for k, v in good[part].items() if k != key}} for key in good[part]]
-        contents.append(good | {part: good[part] | {"more": 1}})
-    name, weight = next(iter(good["net"].items()))
-    for value in (weight * torch.nan, weight / 0, weight[:1], weight.double(), wide):
-        contents.append(good | {"net": good["net"] | {name: value}})
-    optimizer = good["optimizer"]
-    for value in (None, weight[:1], weight * torch.nan, "x", wide):
-        first = optimizer["state"][0] | {"exp_avg": value}
-        contents.append(good | {"optimizer": optimizer | {"state": optimizer["state"] | {0: first}}})
-    for key, value in (("betas", (0.5,)), ("lr", "x"), ("amsgrad", True), ("eps", 10**20), ("params", [0])):
-        groups = [optimizer["param_groups"][0] | {key: value}]
-        contents.append(good | {"optimizer": optimizer | {"param_groups": groups}})
+    good, runs = torch.load(path, weights_only=True), RunsCode(tmp_path / "mark")
+    values = [7, [1], {}, {"a": WIDE}, {"a": runs}, {"a": deep(0, 40)}, {"a": [torch.Size([1])]}, runs]
+    contents = [good | {part: value} for value in [*values, *CRAFTED[part](good)]]
+    contents += [{key: value for key, value in good.items() if key != part}]
+    contents += [None, [good], good | {"more": 1}, runs] if part == "loss" else []
     for content in contents:
         write_checkpoint(path, content)
         with pytest.raises(ArgumentError) as caught:
@@ -497,7 +533,7 @@ def test_crafted_checkpoint_raises_and_runs_nothing(
         assert caught.value.name == "folder", content
     assert not (tmp_path / "mark").exists()
     write_checkpoint(path, good)
-    assert same(resume(), whole)
+    assert same(resume(), Deterministic().fit(dropout_net, (X, Y), replace(CONFIG, epochs=2)).state_dict())
 
 
 def test_checkpoint_that_is_no_file_raises(tmp_path: Path) -> None:
