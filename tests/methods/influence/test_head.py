@@ -407,6 +407,31 @@ def test_refitted_logistic_regression_is_weighted_logistic_regression() -> None:
         np.testing.assert_allclose(predictor.heads(b, b + 1, seed=0)[0, 0].numpy(), exact, rtol=1e-7, atol=1e-9)
 
 
+def test_refit_reaches_the_minimum_under_extreme_weights() -> None:
+    """A full Newton step would leave the region where the loss is curved."""
+    options = {"ridge": 0.01 / 40, "residuals": "raw", "weight_distribution": Dirichlet(0.05)}
+    y = LABELS.double()
+    predictor = bootstrap(linear(THETA[None]), X, y[:, None], loss=nn.BCEWithLogitsLoss(), refit=True, **options)
+    alphas = draw_replicate_weights(predictor.weight_distribution, 40, 0, 8, 0).numpy()
+    for alpha, theta in zip(alphas, predictor.heads(0, 8, seed=0)[:, 0].numpy(), strict=True):
+        slope = alpha * (1 / (1 + np.exp(-PHI @ theta)) - LABELS.numpy())
+        np.testing.assert_allclose(PHI.T @ slope + 0.01 * (theta - THETA), 0.0, atol=1e-8)
+
+
+def test_refitted_head_without_a_bias_is_weighted_least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with rows that are read one by one."""
+    y = randn(40, 1, seed=1)
+    net = nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.linalg.lstsq(X, y).solution.T)
+    predictor = bootstrap(net, X, y, loss=nn.MSELoss(), ridge=0.0, residuals="raw", refit=True)
+    root = draw_replicate_weights(predictor.weight_distribution, 40, 0, 1, 0).T.sqrt()
+    exact = torch.linalg.lstsq(root * X, root * y).solution.T
+    for size in (1 << 20, 1):
+        monkeypatch.setattr(_head, "_CHUNK_ELEMENTS", size)
+        torch.testing.assert_close(predictor.heads(0, 1, seed=0)[0], exact)
+
+
 @pytest.mark.parametrize("smooth", [0.0, 0.2])
 def test_refit_after_upsampling_is_refit_at_the_head(smooth: float) -> None:
     """Of pixels that are each repeated twice by twice, with their labels: the same problem, four times."""
@@ -437,18 +462,24 @@ def test_refitted_heads_are_saved(loss: Any, y: Tensor, outputs: int, tmp_path: 
 
 def test_refit_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net = make_net(lambda: nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="refit"):
+    with pytest.raises(ValueError, match="got refit="):
         bootstrap(make_net(Upsampling), randn(3, 2, 8, 8), randn(3, 2, 8, 8, seed=1), loss=GaussianNLL(), refit=True)
     with pytest.raises(ValueError, match="moments"):
         bootstrap(net, X, CLASSES, refit=True).moments(NEW)
     own_loss = bootstrap(net, X, randn(40, 2), loss=lambda z, y: (z - y).square(), refit=True)
     with pytest.raises(ValueError, match="loss"):
         save(own_loss, tmp_path / "model")
-    for limit, value in (("_MAX_STORED_BYTES", 100), ("_MAX_SYSTEM_SIZE", 5)):
+    features = 40 * (3 + 1 + 1 + 1) * 8  # of all rows, with targets, weights and blocks
+    for limit, value in (("_MAX_STORED_BYTES", features), ("_MAX_SYSTEM_SIZE", 8)):
         monkeypatch.setattr(_head, limit, value)
-        with pytest.raises(ValueError, match="refit"):
+        bootstrap(net, X, CLASSES, refit=True)
+        monkeypatch.setattr(_head, limit, value - 1)
+        with pytest.raises(ValueError, match="got refit="):
             bootstrap(net, X, CLASSES, refit=True)
         monkeypatch.undo()
+    monkeypatch.setattr(_head, "_MAX_STEPS", 0)
+    with pytest.raises(ValueError, match="0 steps"):
+        bootstrap(net, X, CLASSES, refit=True).heads(0, 1, seed=0)
 
 
 def test_replicates_move_as_refitted_ones_do() -> None:

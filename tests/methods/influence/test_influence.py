@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ PIXELS = TensorDataset(noise(8, 1, 4, 4), torch.zeros(8, 4, 4, dtype=torch.long)
     ("options", "name"),
     [
         ({"ridge": -1.0}, "ridge"),
+        ({"ridge": math.inf}, "ridge"),
+        ({"ridge": "none"}, "ridge"),
         ({"residuals": "hc9"}, "residuals"),
         ({"layers": 0}, "layers"),
         ({"layers": "head"}, "layers"),
@@ -46,6 +49,10 @@ PIXELS = TensorDataset(noise(8, 1, 4, 4), torch.zeros(8, 4, 4, dtype=torch.long)
 def test_options_are_checked(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"got {name}="):
         InfluenceBootstrap(**options)
+
+
+def test_limits_of_options_are_allowed() -> None:
+    InfluenceBootstrap(ridge=0, num_blocks=2, max_kernel_rows=2, layers="all")
 
 
 @pytest.mark.parametrize(("layers", "correction"), [(1, "hc3"), (2, "hc2"), ("all", "hc2")])
@@ -74,6 +81,7 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
         ({"layers": "all"}, lambda: nn.Linear(4, 1), Endless(), "data"),
         ({"layers": "all"}, lambda: nn.Flatten(), POINTS, "no weights"),
         ({"num_calibration_fits": 1}, lambda: nn.Linear(4, 1), Endless(), "data"),
+        ({"loss": nn.MSELoss(), "num_calibration_fits": 10**12}, lambda: nn.Linear(4, 1), POINTS, "got num_calib"),
     ],
 )
 def test_errors_are_raised_before_the_training(
@@ -115,7 +123,7 @@ def test_from_trained_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="2 outputs"):
         InfluenceBootstrap().from_trained(net, data)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="num_calibration_fits"):
+    with pytest.raises(ValueError, match="got num_calibration_fits="):
         InfluenceBootstrap(num_calibration_fits=1).from_trained(net, data)
     nn.init.constant_(net.weight, torch.nan)
     with pytest.raises(ValueError, match="NaN"):
@@ -282,6 +290,23 @@ def test_one_kernel_gives_both_predictors() -> None:
         assert torch.equal(found.predict(X, 5).samples, expected.predict(X, 5).samples)
 
 
+def test_further_replicate_continues_from_the_checkpoints(tmp_path: Path) -> None:
+    """The net and the first replicate are not trained again; validation data reach the training."""
+    seen: list[EpochReport] = []
+    how = replace(config(1), clip_norm=1e9, folder=tmp_path, on_epoch=seen.append)
+    for count in (1, 2):
+        method(layers=1, num_calibration_fits=count).fit(SMALL, DATA, how, val_data=DATA)
+    assert [report.title for report in seen] == ["member 1/2", "member 2/2", "member 3/3"]
+    assert all(report.val_metrics for report in seen)
+
+
+def test_net_that_reproduces_its_targets_needs_no_scale() -> None:
+    """Neither it nor a replicate moves: there is no ratio."""
+    net = SMALL()
+    inputs = resolve_fit(net, TensorDataset(X, net(X).detach()), config(1))
+    assert scale(method()._scale_by_replicates(net, [copy.deepcopy(net)], inputs)) == 1.0
+
+
 @pytest.mark.slow
 def test_converged_linear_model_needs_no_scale() -> None:
     x = noise(400, 3)
@@ -303,10 +328,10 @@ def test_classes_and_gaussian_heads(loss: Any, outputs: int, scaled: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("loss", "expected"), [(nn.MSELoss(), 10.0), (nn.CrossEntropyLoss(), 2.0), (GaussianNLL(), 1.0)]
+    ("loss", "expected"), [(nn.MSELoss(), 14.0), (nn.CrossEntropyLoss(), 8.0), (GaussianNLL(), 10.0)]
 )
 def test_sum_of_squares_by_loss(loss: Any, expected: float) -> None:
-    assert _sum_squares(loss, torch.tensor([[1.0, 3.0]]), dim=1) == expected
+    assert _sum_squares(loss, torch.tensor([[1.0, 0.0, 3.0, 2.0, 0.0, 0.0]]), dim=1) == expected
     changes = noise(7, 5, 4, 3, 2)
     each = sum(_sum_squares(loss, change, dim=1) for change in changes)
     assert _sum_squares(loss, changes, dim=2) == pytest.approx(each)

@@ -181,9 +181,8 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
         denominator is that of raw residuals, which a trained replicate has as well. Few replicates give a noisy ratio,
         and the first order is seldom too large: a ratio below 1 is ignored.
         """
-        method = replace(self, num_calibration_fits=0)
-        raw_method = replace(method, residuals="raw", weight_distribution=Dirichlet())  # as the replicates are trained
-        predictor, raw = self._make_predictors([method, raw_method], net, inputs)
+        raw_method = replace(self, residuals="raw", weight_distribution=Dirichlet())  # as the replicates are trained
+        predictor, raw = self._make_predictors([self, raw_method], net, inputs)
         loss, data, config = self.loss, inputs.data, inputs.config
         keys = derive_keys(torch.arange(check_length(data)), config.seed, "compared")
         rows = keys.argsort()[:_MAX_COMPARED_ROWS].sort().values

@@ -61,7 +61,7 @@ _CHUNK_ELEMENTS = 1 << 22
 _MAX_STORED_BYTES = 1 << 28  # of the features of refitted heads
 _MAX_SYSTEM_SIZE = 3000  # unknowns of the linear system that is solved for each replicate
 _MAX_STEPS = 100
-_TOLERANCE = 1e-10  # of the gradient, relative to the size of its terms
+_TOLERANCE = 1e-10  # of the gradient, relative to those of the blocks
 
 
 # -- heads that are refitted ---------------------------------------------------------------------------
@@ -97,32 +97,29 @@ class Refit(nn.Module):
         chunks = list(zip(*(torch.split(part, size) for part in (phi, stored["y"], w)), strict=True))
         offset = stored["sums"].to(theta).sum(0) - torch.einsum("s,scd->cd", alpha, stored["tilts"].to(theta))
 
-        def gradient_at(at: Tensor) -> tuple[Tensor, float]:
-            """The gradient at a head, and the size of its terms."""
-            total, size = self.penalty * (at - theta) + offset, offset.abs()
+        def gradient_at(at: Tensor) -> Tensor:
+            total = self.penalty * (at - theta) + offset
             for phi, y, w in chunks:
-                z = phi @ at.T
-                slope = w[:, None] * working_residuals(loss, z, y).slope
-                total, size = total - slope.T @ phi, size + slope.abs().T @ phi.abs()
-            return total, float(size.max())
+                total = total - (w[:, None] * working_residuals(loss, phi @ at.T, y).slope).T @ phi
+            return total
 
-        gradient, scale = gradient_at(at)
+        gradient, scale = gradient_at(at), float(stored["sums"].abs().sum())
         for _ in range(_MAX_STEPS):
-            if float(gradient.abs().max()) <= _TOLERANCE * scale:
+            if float(gradient.abs().sum()) <= _TOLERANCE * scale:
                 return at
             curvature = FullGGN(*theta.shape).to(theta.device)
             for phi, y, w in chunks:
                 root = working_residuals(loss, phi @ at.T, y).root
                 curvature.add(phi, root @ root.mT, w)
             step = -_solve(curvature, self.penalty, gradient.view(1, -1)).view_as(theta)
-            downhill = -float((gradient * step).sum())
-            for halvings in range(60):
-                following, scale = gradient_at(at + 0.5**halvings * step)
-                if abs(float((following * step).sum())) < downhill:  # convex along the step: closer to the minimum
-                    break
+            for _ in range(60):
+                following = gradient_at(at + step)
+                if abs(float((following * step).sum())) < -float((gradient * step).sum()):
+                    break  # convex along the step: closer to the minimum
+                step = step / 2
             else:
                 return at  # the gradient is rounding error
-            at, gradient = at + 0.5**halvings * step, following
+            at, gradient = at + step, following
         raise ValueError(
             f"Newton's method did not converge in {_MAX_STEPS} steps for a replicate; expected a loss that is convex "
             "in the outputs: use a larger ridge, or refit=False"
