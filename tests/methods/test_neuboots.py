@@ -123,12 +123,44 @@ def test_net_that_cannot_be_replicated_raises_before_training(net: type[nn.Modul
     assert not reports
 
 
-def test_features_without_one_row_per_example_need_another_schedule() -> None:
+class Noisy(TwoBranches):
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return z + 0.1 * torch.randn_like(z)
+
+
+def test_net_with_noise_after_its_head_is_rejected() -> None:
+    with pytest.raises(ArgumentError) as error:
+        NeuBoots().fit(Noisy, class_data(), QUICK)
+    assert error.value.name == "head"
+
+
+def test_rounding_of_bfloat16_is_accepted() -> None:
+    predictor = NeuBoots().fit(lambda: TwoBranches().bfloat16(), class_data(), replace(QUICK, epochs=1))
+    assert predictor.predict(X, 2).samples.dtype == torch.bfloat16
+
+
+class Noted(TwoBranches):
+    """Takes a tensor and texts."""
+
+    def forward(self, x: Tensor, note: list[str]) -> Tensor:
+        assert set(note) == {"text"}
+        return super().forward(x)
+
+
+def test_inputs_may_hold_texts() -> None:
+    data = [({"x": x, "note": "text"}, i % 3) for i, x in enumerate(noise(20, 4))]
+    predictor = NeuBoots().fit(Noted, data, replace(QUICK, epochs=1, batch_size=10))
+    assert predictor.predict({"x": X, "note": ["text"] * 9}, 2).samples.shape == (2, 9, 3)
+
+
+@pytest.mark.parametrize("resample", ["sample", "pool"])
+def test_features_without_one_row_per_example_need_another_schedule(resample: Any) -> None:
     def folded() -> nn.Module:
         return nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Flatten(0, 1), nn.Linear(1, 3))
 
     with pytest.raises(ArgumentError) as error:
-        NeuBoots().fit(folded, class_data(), QUICK)
+        NeuBoots(resample=resample).fit(folded, class_data(), QUICK)
     assert error.value.name == "resample"
 
 
@@ -206,7 +238,8 @@ def test_blocks_are_stratified_by_the_targets() -> None:
     x, labels, masks = noise(60, 2), torch.arange(60) % 3, torch.full((60, 4, 4), 9)
     masks[:, 0, 0] = labels  # one pixel counts
     cases = [(labels, None, labels), (masks, nn.CrossEntropyLoss(ignore_index=9), labels)]
-    cases += [(x[:, 0], nn.MSELoss(), compute_strata(x[:, 0]))]
+    cases += [(masks.where(masks != 9, -100), None, labels)]
+    cases += [(y, nn.MSELoss(), compute_strata(y)) for y in (x, x[:, 0])]
     for (y, loss, strata), listed in itertools.product(cases, [False, True]):
         data: Any = list(zip(x, y, strict=True)) if listed else TensorDataset(x, y)
         blocks = make_blocks(data, 5, loss=loss, seed=3)

@@ -227,6 +227,14 @@ def test_a_single_replicate_of_a_single_block() -> None:
     torch.testing.assert_close(g.at(x)(torch.tensor([[2.0]]))[0], net(2 * x))
 
 
+def test_a_row_that_the_net_squeezes_away_is_restored() -> None:
+    g = BootstrapGenerator(nn.Sequential(nn.Linear(4, 3), Composed(lambda _, z: z.squeeze())))
+    for rows in (1, 2):
+        x = torch.ones(rows, 4)
+        assert g(x).shape == g.at(x).output.shape == (rows, 3)
+        assert g.replicates(x, torch.ones(2, 4)).shape == (2, rows, 3)
+
+
 def test_modes_are_those_of_the_net() -> None:
     g = BootstrapGenerator(TwoBranches())
     for mode in (False, True):

@@ -654,5 +654,5 @@ def make_blocks(data: Dataset[Any], num_blocks: int, *, loss: Loss | None = None
     def reduce(y: Tensor) -> Tensor:  # a label map becomes its stratum at once: all maps may not fit in memory
         return y if y.is_floating_point() or y.numel() == 1 else compute_strata(y[None], ignore_index=ignore_index)[0]
 
-    strata = compute_strata(load_targets(data, seed=seed, reduce=reduce), ignore_index=ignore_index)
+    strata = compute_strata(load_targets(data, reduce=reduce), ignore_index=ignore_index)
     return BlockTable(assign_blocks(n, num_blocks, strata=strata, seed=seed), num_blocks)
