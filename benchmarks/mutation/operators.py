@@ -42,7 +42,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {  # the limi
 # Calls of methods that a mutant leaves out: x.clamp_min(0) → x.
 _METHODS = {"abs", "clamp", "clamp_max", "clamp_min", "exp", "log", "log1p", "neg", "sqrt", "sort", "square"}
 _METHODS |= {f"{name}_" for name in _METHODS}
-_SYMMETRIC = {"min", "max", "minimum", "maximum", "hypot", "isclose", "lcm", "allclose", "equal"}
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "hypot", "isclose", "lcm", "allclose", "equal", "promote_types"}
 _MESSAGES = {"expected", "hint", "message", "title", "summary", "reference", "predict_cost"}  # names of texts
 _FIXED = {"strict", "device", "stable"}  # arguments that only guard, or matter on other devices
 Site = tuple[ast.AST, str, int | None]  # a node's parent, its field, and its place in a list

@@ -22,7 +22,6 @@ Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
 POOL_SIZE = 256
 SPARE_BLOCKS = 10_000  # that any data may leave empty
-DRAW_BYTES = 100  # of memory for each weight while it is drawn
 
 # -- distributions -------------------------------------------------------------------------------------
 

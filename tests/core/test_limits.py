@@ -1,9 +1,5 @@
 """Sizes that no machine can serve are refused with an estimate, before anything large is allocated."""
 
-import re
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,13 +26,10 @@ from neuboots.evaluation.ood.odin import confidence_direction
 from neuboots.methods import DeterministicPredictor, InfluenceBootstrap, NeuBootsPredictor, create_method
 from neuboots.methods.neuboots import BootstrapGenerator
 from neuboots.prediction import (
-    SampleStream,
-    check_summarized,
     collect_samples,
     draw_member_order,
     stream_forward_passes,
     stream_members,
-    summarize_stream,
 )
 from neuboots.weights import Dirichlet
 
@@ -84,7 +77,6 @@ def test_summaries_of_too_many_replicates_are_refused(num_samples: int) -> None:
     with pytest.raises(ArgumentError) as raised:
         make_predictor().summarize(torch.zeros(4, 2), num_samples)
     assert raised.value.name == "num_samples"
-    check_summarized(2**24)
 
 
 def test_summaries_of_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +96,6 @@ def test_summaries_of_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatc
         make_predictor().summarize(x, 50, quantiles=(0.5,))
 
 
-def test_a_day_of_sums_is_refused() -> None:
-    """2²⁴ replicates of 98,304 values."""
-    with pytest.raises(ArgumentError) as raised:
-        make_predictor().summarize(torch.zeros(2**15, 2), 2**24)
-    assert (raised.value.name, raised.value.value) == ("num_samples", 2**24)
-
-
 def test_members_are_drawn_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of size B is drawn, and the order does not depend on the chunks."""
     drawn = []
@@ -122,76 +107,6 @@ def test_members_are_drawn_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(drawn) <= 4
     assert found.tolist() == draw_member_order(3, 70, seed=5).tolist()
     assert draw_member_order(3, 70, seed=5, start=31).tolist() == found[31:].tolist()
-
-
-class _Terminal:
-    """A standard error stream that is a terminal, with what is visible in it."""
-
-    def __init__(self) -> None:
-        self.text = self.visible = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        self.visible = self.text
-
-    def isatty(self) -> bool:
-        return True
-
-
-def timed_stream(num_samples: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> SampleStream:
-    """Replicate b is b everywhere, (1, 3); each takes some seconds, and they come one by one."""
-    clock = [100.0]
-    monkeypatch.setattr(prediction.time, "monotonic", lambda: clock[0])
-
-    def run(b: int) -> Tensor:
-        clock[0] += seconds
-        return torch.full((1, 3), float(b))
-
-    def chunks(size: int) -> Iterator[Tensor]:
-        assert size == 1
-        return (run(b)[None] for b in range(num_samples))
-
-    return SampleStream(num_samples, 1 << 30, chunks)
-
-
-def test_long_work_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal, after five seconds and then once a second, in a line that is removed at the end."""
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    stream = timed_stream(35, 0.5, monkeypatch)
-    for work in (lambda: collect_samples(stream), lambda: summarize_stream(stream)):
-        terminal.text = terminal.visible = ""
-        work()
-        *lines, end, rest = terminal.visible.split("\033[K")
-        assert (end, rest, terminal.text) == ("\r", "", terminal.visible)
-        found = [re.fullmatch(r"\rreplicate (\d+) of 35, (\d+) s left", line) for line in lines]
-        numbers = [tuple(map(int, match.groups())) for match in found if match]
-        assert [done for done, _ in numbers] == list(range(11, 35, 3))
-        assert all(abs(left - 0.5 * (35 - done)) <= 0.5 for done, left in numbers)
-    terminal.text = ""
-    assert summarize_stream(stream, (0.5,)).quantile(0.5).tolist() == [[17.0] * 3]
-    titles = re.findall(r"outputs (\d)–(\d), replicate 11 of 35", terminal.text)
-    assert titles == [("1", "2"), ("3", "3")]
-
-
-@pytest.mark.parametrize("where", ["file", "nowhere", "below a bar", "thread", "at once"])
-def test_progress_is_not_shown_elsewhere(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal: Any = _Terminal()
-    if where == "file":
-        terminal.isatty = lambda: False
-    if where == "below a bar":
-        terminal.rich_proxied_file = None
-    monkeypatch.setattr(sys, "stderr", None if where == "nowhere" else terminal)
-    stream = timed_stream(20, 0.01 if where == "at once" else 1.0, monkeypatch)
-    if where == "thread":
-        with ThreadPoolExecutor(1) as pool:
-            summary = pool.submit(summarize_stream, stream).result()
-    else:
-        summary = summarize_stream(stream)
-    assert summary.mean.tolist() == [[9.5] * 3]
-    assert terminal.text == ""
 
 
 @pytest.mark.parametrize("layers", [1, "all"])

@@ -2,8 +2,12 @@
 
 import copy
 import math
+import re
+import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -33,6 +37,7 @@ from neuboots.prediction import (
     Predictor,
     SampleStream,
     Summary,
+    check_summarized,
     collect_samples,
     conformal_quantile,
     draw_member_order,
@@ -382,6 +387,80 @@ def test_summary_has_requested_quantiles() -> None:
         summary.quantile(0.5)
     with pytest.raises(ArgumentError, match="q="):
         Fake().summarize(random(4, 5), 20).interval(method="percentile")
+    assert Summary(1, X5, X5, X5, X5).quantiles == {}
+
+
+# -- progress ---------------------------------------------------------------------------------------
+
+
+class _Terminal:
+    """A standard error stream that is a terminal, with what is visible in it."""
+
+    def __init__(self) -> None:
+        self.text = self.visible = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        self.visible = self.text
+
+    def isatty(self) -> bool:
+        return True
+
+
+def timed_stream(num_samples: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> SampleStream:
+    """Replicate b is b everywhere, (1, 3); each takes some seconds, and they come one by one."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def run(b: int) -> Tensor:
+        clock[0] += seconds
+        return torch.full((1, 3), float(b))
+
+    def chunks(size: int) -> Iterator[Tensor]:
+        assert size == 1
+        return (run(b)[None] for b in range(num_samples))
+
+    return SampleStream(num_samples, 1 << 30, chunks)
+
+
+def test_long_work_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, after five seconds and then once a second, in a line that is removed at the end."""
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    stream = timed_stream(35, 0.5, monkeypatch)
+    for work in (lambda: collect_samples(stream), lambda: summarize_stream(stream)):
+        terminal.text = terminal.visible = ""
+        work()
+        *lines, end, rest = terminal.visible.split("\033[K")
+        assert (end, rest, terminal.text) == ("\r", "", terminal.visible)
+        found = [re.fullmatch(r"\rreplicate (\d+) of 35, (\d+) s left", line) for line in lines]
+        numbers = [tuple(map(int, match.groups())) for match in found if match]
+        assert [done for done, _ in numbers] == list(range(11, 35, 3))
+        assert all(abs(left - 0.5 * (35 - done)) <= 0.5 for done, left in numbers)
+    terminal.text = ""
+    assert summarize_stream(stream, (0.5,)).quantile(0.5).tolist() == [[17.0] * 3]
+    titles = re.findall(r"outputs (\d)–(\d), replicate 11 of 35", terminal.text)
+    assert titles == [("1", "2"), ("3", "3")]
+
+
+@pytest.mark.parametrize("where", ["file", "nowhere", "below a bar", "thread", "at once"])
+def test_progress_is_not_shown_elsewhere(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal: Any = _Terminal()
+    if where == "file":
+        terminal.isatty = lambda: False
+    if where == "below a bar":
+        terminal.rich_proxied_file = None
+    monkeypatch.setattr(sys, "stderr", None if where == "nowhere" else terminal)
+    stream = timed_stream(20, 0.01 if where == "at once" else 1.0, monkeypatch)
+    if where == "thread":
+        with ThreadPoolExecutor(1) as pool:
+            summary = pool.submit(summarize_stream, stream).result()
+    else:
+        summary = summarize_stream(stream)
+    assert summary.mean.tolist() == [[9.5] * 3]
+    assert terminal.text == ""
 
 
 # -- memory --------------------------------------------------------------------------------------------
@@ -482,10 +561,10 @@ def test_summary_independent_of_memory_layout(monkeypatch: pytest.MonkeyPatch, l
 def test_half_precision_is_accumulated_in_single(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, big: bool
 ) -> None:
-    """A thousand replicates: in half precision their sum stops growing, and what they disagree by is lost."""
+    """Hundreds of replicates: in half precision their sum stops growing, and what they disagree by is lost."""
     if big:
         monkeypatch.setattr("neuboots.prediction._SMALL_BYTES", 1)
-    x, B = random(3, 5, dtype=dtype), 1000
+    x, B = random(3, 5, dtype=dtype), 400
     for shape in ((4, 3), (1, 3)):
         predictor = Fake(shape, dtype)
         samples = predictor.predict(x, B).samples
@@ -547,6 +626,9 @@ PREDICTION = Prediction(random(5, 4, 2))
     [
         *(("num_samples", lambda B=B: Fake().predict(X5, B)) for B in (2.5, 0, -1)),
         ("seed", lambda: Fake().summarize(X5, 2, seed=0.5)),
+        ("num_samples", lambda: check_summarized(2**24 + 1)),
+        # 2²⁴ replicates of 98,304 values take a day
+        ("num_samples", lambda: DeterministicPredictor(nn.Identity()).summarize(torch.zeros(2**15, 3), 2**24)),
         ("x", lambda: Fake().predict(torch.zeros(4, 5, dtype=torch.uint8), 2)),
         ("x", lambda: DeterministicPredictor(nn.Linear(5, 3)).predict(X5[0], 2)),  # (5,) gives 3 outputs, not 5
         ("x", lambda: DeterministicPredictor(nn.Linear(5, 3)).summarize(X5[0], 2)),

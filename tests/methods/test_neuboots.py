@@ -92,6 +92,7 @@ def test_iterable_data_set_needs_steps_per_epoch() -> None:
     [
         (lambda p: p.moments(X * torch.nan), "NaN"),
         (lambda p: NeuBootsPredictor.from_config({**p.config(), "num_blocks": 0}, p.net), r"predictor\[\"num_blocks"),
+        (lambda p: BootstrapGenerator(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))).moments(X, Dirichlet()), "affine"),
         (lambda p: p.predict(X.to(torch.uint8), 2), "uint8"),
         (lambda p: NeuBoots(head="left").fit(TwoBranches, class_data(), QUICK), "head"),
         (lambda p: NeuBoots().fit(lambda: nn.Sequential(nn.Conv1d(4, 3, 3)), class_data(), QUICK), "Linear"),
