@@ -400,7 +400,7 @@ def draw_member_order(num_members: int, num_samples: int, *, seed: int, start: i
     """
     first, last = start // num_members, -(-num_samples // num_members)
     keys = derive_keys(torch.arange(first, last), seed, "members")
-    order = draw_uniform(keys[:, None], torch.arange(num_members)).argsort(1).flatten()
+    order = draw_uniform(keys[:, None], torch.arange(num_members)).argsort().flatten()
     return order[start - first * num_members : num_samples - first * num_members]
 
 
@@ -424,7 +424,7 @@ def stream_members(num_samples: int, num_members: int, run: Callable[[Tensor], T
     def chunks(size: int) -> Iterator[Tensor]:
         for start in range(0, num_samples, size):
             order = draw_member_order(num_members, min(start + size, num_samples), seed=seed, start=start)
-            yield outputs[torch.searchsorted(members, order).to(outputs.device)]
+            yield outputs[torch.searchsorted(members, order)]
 
     moments = Moments(outputs.mean(0), _sample_std(outputs)) if len(members) == num_members else None
     return SampleStream(num_samples, num_bytes(outputs[0]), chunks, moments)
@@ -487,13 +487,13 @@ def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) ->
         sums.add(chunk)
         del chunk  # free the memory before the next chunk
     assert sums is not None, "a stream has at least one replicate"
-    if stream.moments is not None:
+    if sums.moments is None:
+        assert stream.moments is not None, "moments that are not known are accumulated"
         mean, std = stream.moments.mean, stream.moments.std
     else:
-        assert sums.mean is not None, "moments that are not known are accumulated"
-        assert sums.squares is not None
-        mean = sums.mean.to(dtype)
-        std = sums.squares.div_(max(1, sums.count - 1)).sqrt_().to(dtype)
+        mean, squares = sums.moments
+        std = squares.div_(max(1, sums.count - 1)).sqrt_().to(dtype)
+        mean = mean.to(dtype)
     probs, entropy = sums.probs.div_(sums.count), sums.entropy.div_(sums.count)
     return Summary(sums.count, mean, std, probs, entropy, _stream_quantiles(stream, quantiles, shape))
 
@@ -504,8 +504,7 @@ class _RunningSums:
 
     probs: Tensor
     entropy: Tensor
-    mean: Tensor | None
-    squares: Tensor | None
+    moments: tuple[Tensor, Tensor] | None
     count: int = 0
     # Intermediate results of a large replicate reuse this memory: allocating it anew takes longer than the sums.
     scratch: tuple[Tensor, Tensor] | None = None
@@ -513,11 +512,10 @@ class _RunningSums:
     @classmethod
     def zeros_for(cls, chunk: Tensor, *, with_moments: bool) -> "_RunningSums":
         """Sums of no replicate, for chunks (b, N, C, *) like this one."""
-        rows, outputs, *pixels = chunk.shape[1:]
+        rows, outputs, *pixels = shape = chunk.shape[1:]
         zeros = partial(chunk.new_zeros, dtype=_at_least_float32(chunk.dtype))
         probs = zeros((rows, max(2, outputs), *pixels))  # one output is one logit of two classes
-        mean, squares = (zeros((rows, outputs, *pixels)) if with_moments else None for _ in range(2))
-        return cls(probs, zeros((rows, *pixels)), mean, squares)
+        return cls(probs, zeros((rows, *pixels)), (zeros(shape), zeros(shape)) if with_moments else None)
 
     def add(self, chunk: Tensor) -> None:
         """Add a chunk (b, N, C, *), at once if it is small."""
@@ -528,11 +526,11 @@ class _RunningSums:
                 probs, entropy = _sum_probs_and_entropy(part)
                 self.probs += probs
                 self.entropy += entropy
-                if self.mean is not None and self.squares is not None:
-                    part = part.to(self.mean.dtype)
+                if self.moments is not None:
+                    part = part.to(self.probs.dtype)
                     mean = part.mean(0)
-                    self._merge(mean - self.mean, len(part))
-                    self.squares += (part - mean).square_().sum(0)
+                    self._merge(mean - self.moments[0], len(part))
+                    self.moments[1].add_((part - mean).square_().sum(0))
             self.count += len(part)
 
     def _add_one(self, z: Tensor) -> None:
@@ -542,16 +540,16 @@ class _RunningSums:
         p, scratch = self.scratch
         self.probs += class_probabilities(z, 1, out=p)
         self.entropy += categorical_entropy(p, 1, scratch=scratch)
-        if self.mean is not None:
-            self._merge(torch.sub(z, self.mean, out=scratch[:, : z.shape[1]]), 1)
+        if self.moments is not None:
+            self._merge(torch.sub(z, self.moments[0], out=scratch[:, : z.shape[1]]), 1)
 
     def _merge(self, shift: Tensor, more: int) -> None:
         """Merge replicates whose mean differs from the running mean by `shift` (Chan's rule)."""
-        assert self.mean is not None
-        assert self.squares is not None
+        assert self.moments is not None
+        mean, squares = self.moments
         total = self.count + more
-        self.mean.add_(shift, alpha=more / total)
-        self.squares.addcmul_(shift, shift, value=self.count * more / total)
+        mean.add_(shift, alpha=more / total)
+        squares.addcmul_(shift, shift, value=self.count * more / total)
 
 
 def _quantile_width(stream: SampleStream, total: int) -> int:

@@ -77,6 +77,7 @@ def test_summaries_of_too_many_replicates_are_refused(num_samples: int) -> None:
     with pytest.raises(ArgumentError) as raised:
         make_predictor().summarize(torch.zeros(4, 2), num_samples)
     assert raised.value.name == "num_samples"
+    prediction.check_summarized(2**24)
 
 
 def test_summaries_of_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
