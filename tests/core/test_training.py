@@ -805,6 +805,105 @@ def fail_to_read() -> None:
     raise OSError("disk gone")
 
 
+def raise_error(error: Exception) -> None:
+    raise error
+
+
+FORKED = replace(CONFIG, accelerator="cpu", strategy="ddp_fork", epochs=2)
+WRONG = ArgumentError("shape", (3, 4), "two", hint="pass two")
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind", "text"),
+    [
+        (kill_self, RuntimeError, "ended in process 0 .*SIGKILL.*{path} is at epoch 1, step 2: the same call resumes"),
+        (fail_to_read, RuntimeError, "^training ended in process 0 .OSError: disk gone.; the checkpoint {path} is at"),
+        (partial(raise_error, WRONG), ArgumentError, "expected two: pass two$"),
+        (partial(raise_error, FloatingPointError("NaN in row 3")), FloatingPointError, "^NaN in row 3$"),
+        (lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt, "{path}"),
+    ],
+    ids=["killed", "raised", "argument", "floating", "Ctrl-C"],
+)
+def test_failure_of_a_forked_process_is_one_error_and_the_run_resumes(
+    fail: Callable[[], Any], kind: type[Exception], text: str, tmp_path: Path
+) -> None:
+    config = replace(FORKED, folder=tmp_path, checkpoint_steps=1)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(kind, match=text.format(path=tmp_path / "checkpoint.ckpt")) as caught:
+        Deterministic().fit(dropout_net, FailsAt(fail, FINGERPRINT + 18), config)
+    if isinstance(caught.value, ArgumentError):
+        assert (caught.value.name, caught.value.value) == ("shape", "(3, 4)")
+    assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGINT) is before
+    resumed: list[Any] = []
+    thread = threading.Thread(target=lambda: resumed.append(Deterministic().fit(dropout_net, Augmented(), config)))
+    thread.start()  # signals belong to the main thread
+    thread.join()
+    assert same(
+        resumed[0].state_dict(), Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, epochs=2)).state_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (None, "there is no checkpoint, since TrainingConfig has no folder"),
+        (Path.unlink, "there is no checkpoint in {folder} yet"),
+        (partial(Path.write_bytes, data=b"x"), "{folder}/checkpoint.ckpt cannot be read .it is incomplete"),
+    ],
+)
+def test_failure_says_what_is_saved(damage: Any, text: str, tmp_path: Path) -> None:
+    def fail() -> None:
+        if damage is not None:
+            damage(tmp_path / "checkpoint.ckpt")
+        raise OSError("a\nb" + 300 * "c")
+
+    config = replace(FORKED, folder=None if damage is None else tmp_path, checkpoint_steps=1)
+    with pytest.raises(RuntimeError, match=text.format(folder=tmp_path)) as caught:
+        Deterministic().fit(dropout_net, FailsAt(fail, (0 if damage is None else FINGERPRINT) + 18), config)
+    assert "OSError: a bccc" in str(caught.value)
+    assert "c" * 200 not in str(caught.value)
+
+
+def test_ctrl_c_reaches_forked_processes_once(tmp_path: Path) -> None:
+    """The first one makes them write a checkpoint and end, however often it comes."""
+    parent = os.getpid()
+
+    def press() -> None:
+        for process in (parent, os.getpid()):
+            os.kill(process, signal.SIGINT)
+
+    config = replace(FORKED, folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt, match="checkpoint.ckpt"):
+        Deterministic().fit(dropout_net, FailsAt(press, FINGERPRINT + 18), config)
+    assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["state"]["epoch"] == 0
+    whole = Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, epochs=2)).state_dict()
+    assert same(Deterministic().fit(dropout_net, Augmented(), config).state_dict(), whole)
+
+
+def test_two_forked_processes_train_as_one(tmp_path: Path) -> None:
+    """With a last batch of 3 rows; reports have the means of both, and one process writes."""
+
+    def net() -> nn.Module:
+        return MLP(4, 3, widths=(8,))
+
+    def write(report: EpochReport) -> None:
+        with (tmp_path / "reports").open("a") as file:
+            print(report.epoch, report.loss, report.val_metrics["loss"], file=file)
+
+    data = (rows(19, 4), torch.arange(19) % 3)
+    config = replace(CONFIG, epochs=2, optimizer=SGD, on_epoch=write, patience=2)
+    two = replace(config, accelerator="cpu", devices=2, strategy="ddp_fork", folder=tmp_path)
+    states = [Deterministic().fit(net, data, each, val_data=(X, Y)).state_dict() for each in (config, two)]
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=1e-5)  # rounding in another order of sums
+    lines = [[*map(float, line.split())] for line in (tmp_path / "reports").read_text().splitlines()]
+    assert [line[0] for line in lines] == [0, 1, 0, 1]
+    assert lines[2:] == [pytest.approx(line, rel=1e-4) for line in lines[:2]]
+    with pytest.raises(ArgumentError, match="config.seed was 0, is 1"):
+        Deterministic().fit(net, data, replace(two, seed=1), val_data=(X, Y))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fail", [kill_self, fail_to_read])
 def test_failed_worker_names_the_checkpoint(fail: Callable[[], Any], tmp_path: Path) -> None:
