@@ -606,8 +606,9 @@ def check(jacobian: Jacobian, net: nn.Module, x: Tensor, names: list[str] | None
 
 @pytest.mark.parametrize("name", NETS)
 def test_kernel_matches_differentiation(name: str) -> None:
-    net, x = NETS[name]().eval(), noise(6, 4)
+    net, x, state = NETS[name]().eval(), noise(6, 4), torch.get_rng_state()
     jacobian = Jacobian(net, "all", x[:2])
+    assert torch.equal(torch.get_rng_state(), state)
     assert (jacobian.count_passes(6, 1) == 0) == (name in FACTORED)
     check(jacobian, net, x)
     expected, frozen = (
@@ -617,7 +618,9 @@ def test_kernel_matches_differentiation(name: str) -> None:
     torch.testing.assert_close(frozen.kernel(frozen.rows(x), frozen.rows(x)), expected)
 
 
-@pytest.mark.parametrize("name", ["a layer by itself", "in-place ReLU", *(name for name in NETS if "conv" in name)])
+@pytest.mark.parametrize(
+    "name", ["a layer by itself", "in-place ReLU", "all under no_grad", *(name for name in NETS if "conv" in name)]
+)
 @pytest.mark.parametrize("outputs", [None, 1])
 def test_products_with_directions_of_the_weights(name: str, outputs: int | None) -> None:
     """J (Jᵀ c), in double precision or not, and the squares of the parts of J."""
@@ -728,26 +731,29 @@ def test_stored_rows_are_differentiated_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_many_backward_passes_give_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, data = explicit_net(), TensorDataset(noise(12, 4), torch.arange(12) % 2)
-    method = InfluenceBootstrap(layers="all")
-    for most, passes in ((1 << 10, 24), (6 * 2 * 10, 36)):
-        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", most)
+    for held, passes in ((12, 24), (6, 36), (5, 2 * (12 + 7 + 2)), (1, 12 * 13)):
+        monkeypatch.setattr(_tangent, "_MAX_TILE_ELEMENTS", held * 2 * 10)
         monkeypatch.setattr(_tangent, "_MANY_PASSES", passes)
-        method.from_trained(net, data)
+        jacobian = Jacobian(explicit_net(), "all", noise(2, 4))
+        jacobian.check_cost("all", 12, 2)
         monkeypatch.setattr(_tangent, "_MANY_PASSES", passes - 1)
         with pytest.warns(UserWarning, match=f"10 weights .* about {passes} backward passes for 12 rows of 2 outputs"):
-            method.from_trained(net, data)
-    monkeypatch.setattr(_tangent, "_MAX_PASSES", 36)
-    with pytest.warns(UserWarning, match="about 36"):
-        method.from_trained(net, data)
-    monkeypatch.setattr(_tangent, "_MAX_PASSES", 35)
-    with pytest.raises(ArgumentError, match="about 36 backward passes") as raised:
-        method.from_trained(net, data)
+            jacobian.check_cost("all", 12, 2)
+    monkeypatch.setattr(_tangent, "_MAX_PASSES", 156)
+    with pytest.warns(UserWarning, match="about 156"):
+        jacobian.check_cost("all", 12, 2)
+    monkeypatch.setattr(_tangent, "_MAX_PASSES", 155)
+    with pytest.raises(ArgumentError, match="at most 155 backward passes; .* about 156") as raised:
+        jacobian.check_cost("all", 12, 2)
     assert raised.value.name == "layers"
+
+
+@pytest.mark.parametrize(("most", "rows"), [(11, 5), (4, 2), (30, 12)])
+def test_cost_is_that_of_the_rows_that_are_used(most: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tangent, "_MANY_PASSES", 3)
-    for most, rows in ((11, 5), (4, 2)):
-        with pytest.warns(UserWarning, match=f"for {rows} rows of 2 outputs"):
-            replace(method, max_kernel_rows=most).from_trained(net, data)
+    data = TensorDataset(noise(12, 4), torch.arange(12) % 2)
+    with pytest.warns(UserWarning, match=f"for {rows} rows of 2 outputs"):
+        InfluenceBootstrap(layers="all", max_kernel_rows=most).from_trained(explicit_net(), data)
 
 
 def test_memory_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,7 +765,7 @@ def test_memory_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
             replace(method, **options).from_trained(explicit_net(), data)  # type: ignore[arg-type]
         assert raised.value.name == name
     replace(method, max_kernel_rows=10).from_trained(explicit_net(), data)
-    monkeypatch.setattr(_validation, "available_memory", lambda: 1000)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 10_000)
     jacobian = Jacobian(Composed(lambda net, x: x * net.scale, scale=nn.Parameter(torch.ones(60))), "all", noise(2, 60))
     with pytest.raises(ArgumentError, match="memory") as raised:  # even for a single row
         jacobian.check_cost("all", 1, 60)

@@ -252,14 +252,13 @@ class Jacobian:
             moved = factors.a @ part.to(factors.a).flatten(0, 1).T  # (N, K·O)
             total += factors.d @ moved.view(len(moved), num, -1).mT
         if self._explicit:
-            others = [part.to(rows.z) for part in directions[len(rows.factors) :]]
             with sdpa_kernel(SDPBackend.MATH), _gradients(self.net):  # faster kernels have no second derivative
                 z, wanted = self._forward(rows.x, self._explicit)
                 z = z[:, : rows.outputs]
                 v = torch.zeros_like(z, requires_grad=True)
                 slopes = torch.autograd.grad(z, wanted, v, create_graph=True, materialize_grads=True)  # Jᵀ v
                 for k in range(num):
-                    along = [part[k] for part in others]
+                    along = [part[k] for part in directions[len(rows.factors) :]]
                     total[..., k] += torch.autograd.grad(slopes, v, along, retain_graph=True, materialize_grads=True)[0]
         return total
 
