@@ -8,7 +8,6 @@ accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b
 """
 
 import math
-import operator
 import os
 import sys
 import threading
@@ -663,7 +662,7 @@ class Predictor(ABC):
     @final
     def find_not_finite(self) -> str | None:
         """Return the name of a weight or statistic that is NaN or infinite, or None; see `head.find_not_finite`."""
-        return find_not_finite(self.state_dict(), dict(self.module.named_parameters(remove_duplicate=False)))
+        return find_not_finite(self.state_dict(), dict(self.module.named_parameters()))
 
     @final
     def predict(self, x: Any, num_samples: int = 100, *, seed: int = 0) -> Prediction:
@@ -730,10 +729,10 @@ class Predictor(ABC):
         """
         local, now = self.__dict__.setdefault("_local", threading.local()), Predictor.__getstate__(self)
         copier, before, new = getattr(local, "latest", (None, {}, None))
-        same = before.keys() == now.keys() and all(map(operator.is_, before.values(), now.values()))
+        same = before.keys() == now.keys() and all(now[name] is value for name, value in before.items())
         if copier is None or not same or not copier.is_current():
             copier, new = StructureCopier(), object.__new__(type(self))  # without a reference to self: no cycle
-            vars(new).update(copier.copy(now, always=True))
+            vars(new).update(copier.copy(now))
             local.latest = copier, now, new
         return cast(Self, new)
 

@@ -405,6 +405,7 @@ class _Terminal:
         self.text = self.visible = ""
 
     def write(self, text: str) -> None:
+        assert self.visible == self.text or not text  # nothing waits in a buffer
         self.text += text
 
     def flush(self) -> None:
@@ -444,7 +445,7 @@ def test_long_work_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
         numbers = [tuple(map(int, match.groups())) for match in found if match]
         assert [done for done, _ in numbers] == list(range(11, 35, 3))
         assert all(abs(left - 0.5 * (35 - done)) <= 0.5 for done, left in numbers)
-    terminal.text = ""
+    terminal.text = terminal.visible = ""
     assert summarize_stream(stream, (0.5,)).quantile(0.5).tolist() == [[17.0] * 3]
     titles = re.findall(r"outputs (\d)–(\d), replicate 11 of 35", terminal.text)
     assert titles == [("1", "2"), ("3", "3")]
@@ -755,15 +756,17 @@ def test_conformal_quantile_rejects_nan() -> None:
 
 def test_residual_of_a_single_example() -> None:
     predictor = DeterministicPredictor(nn.Identity())
-    assert residual_std(predictor, torch.zeros(1, 1), torch.full((1,), 2.0)).tolist() == [2.0]
+    for y in (torch.full((1,), 2.0), torch.full((1, 1), 2.0, dtype=torch.float64)):
+        assert residual_std(predictor, torch.zeros(1, 1), y).equal(torch.tensor([2.0]))  # in the outputs' precision
 
 
 def test_used_predictor_is_saved_and_copied(tmp_path: Path) -> None:
     predictor = DeterministicPredictor(MLP(3, 2, widths=(4,)))
-    x = noise(5, 3)
+    x, unused = noise(5, 3), copy.deepcopy(predictor)
     expected = predictor.predict(x, 1).samples  # makes the copy of this thread, which is no part of the predictor
     assert predictor.copy_for_thread() is predictor.copy_for_thread()
-    assert torch.equal(copy.deepcopy(predictor).predict(x, 1).samples, expected)
+    for same in (copy.deepcopy(predictor), unused):
+        assert torch.equal(same.predict(x, 1).samples, expected)
     predictor.save(tmp_path / "model")
     assert torch.equal(load(tmp_path / "model").predict(x, 1).samples, expected)
 
@@ -786,14 +789,17 @@ def test_predictions_follow_changes_of_the_predictor() -> None:
 
 
 def test_names_of_parameters_that_are_not_finite() -> None:
-    """A mask may have −∞, a parameter may not, nor may either of two names of one parameter."""
+    """A mask may have −∞ and no NaN, a parameter neither."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     predictor = DeterministicPredictor(net)
     assert predictor.find_not_finite() is None
     with torch.no_grad():
         net[0].bias[0] = -torch.inf
-    assert predictor.find_not_finite() == "0.bias"
+        assert predictor.find_not_finite() == "0.bias"
+        net[0].bias[0] = 0.0
+        net.mask[0] = torch.nan
+        assert predictor.find_not_finite() == "mask"
 
 
 def test_predictor_without_from_config_says_so() -> None:
@@ -827,16 +833,17 @@ def test_conformal_quantile_is_exact(counts: list[int], level: str) -> None:
         assert found == smallest_quantile(scores, counts, Fraction(level))
 
 
-def test_conformal_quantile_of_whole_examples_is_exact() -> None:
+@pytest.mark.parametrize(("n", "below", "level"), [(14, 7, "0.5"), (13, 3, "0.25"), (13, 10, "0.75")])
+def test_conformal_quantile_of_whole_examples_is_exact(n: int, below: int, level: str) -> None:
     """Seven examples and the first of two scores of another are exactly half of fifteen: sums of sevenths in floating
     point are not."""
-    counts = PRIMES[:14]
+    counts = PRIMES[:n]
     scores = torch.arange(float(sum(counts)), dtype=torch.float64)
     scores[:2] = torch.tensor([100.0, 1000.0])
-    scores[2 : 2 + sum(counts[1:8])] -= 1000.0
-    scores[2 + sum(counts[1:8]) :] += 1000.0
-    assert conformal_quantile(scores, torch.tensor(counts), 0.5) == 100.0
-    assert smallest_quantile(scores, counts, Fraction(1, 2)) == 100.0
+    scores[2 : 2 + sum(counts[1 : below + 1])] -= 1000.0
+    scores[2 + sum(counts[1 : below + 1]) :] += 1000.0
+    assert conformal_quantile(scores, torch.tensor(counts), float(level)) == 100.0
+    assert smallest_quantile(scores, counts, Fraction(level)) == 100.0
 
 
 def test_conformal_quantile_never_loses_coverage_by_rounding() -> None:
@@ -844,9 +851,9 @@ def test_conformal_quantile_never_loses_coverage_by_rounding() -> None:
     scores = torch.arange(float(sum(PRIMES)), dtype=torch.float64)
     exact = smallest_quantile(scores, PRIMES, Fraction(1, 2))
     assert conformal_quantile(scores, torch.tensor(PRIMES), 0.5) == exact + 1  # 13 of 26 examples
-    assert conformal_quantile(scores, torch.tensor([0, *PRIMES, 0]), 0.49) == smallest_quantile(
-        scores, PRIMES, Fraction(49, 100)
-    )
+    for counts in (PRIMES, PRIMES[:16]):
+        some, padded = scores[: sum(counts)], torch.tensor([0, *counts, 0])
+        assert conformal_quantile(some, padded, 0.49) == smallest_quantile(some, counts, Fraction(49, 100))
     assert conformal_quantile(scores, torch.tensor(PRIMES), 0.97) == math.inf
     assert conformal_quantile(scores, torch.tensor(PRIMES), 0.9615384615) == scores[-1]  # just below 25 of 26
 
