@@ -293,8 +293,10 @@ class Jacobian:
         x = tree_map_only(Tensor, torch.clone, x)  # a net may write into its inputs
         # tensors that were made in inference mode cannot be part of a graph
         buffers = {name: b.clone() for name, b in self.net.named_buffers() if b.is_inference()}
-        weights = {name: p.clone() if p.is_inference() else p for name, p in self.net.named_parameters()}
-        weights = {name: p.detach().requires_grad_() for name, p in weights.items()}
+        weights = {
+            name: (p.clone() if p.is_inference() else p.detach()).requires_grad_()
+            for name, p in self.net.named_parameters()
+        }
         with eager_mode(self.net):  # a compiled part ignores hooks
             z = add_output_axis(functional_output(self.net, {**buffers, **weights}, x))
         if z.ndim != 2:
