@@ -134,7 +134,7 @@ def test_memory_in_large_and_small_pieces_is_measured(pieces: int, size: int) ->
     [torch.ones(2**12) for _ in range(2000)]
     peaks = [measure_peak_memory(lambda: [torch.ones(size) for _ in range(pieces)]) for _ in range(2)]
     assert peaks == pytest.approx([32, 32], rel=0.15)
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.15)
 
 
 @needs_linux

@@ -496,6 +496,17 @@ def layer_twice(net: Any, x: Tensor) -> Tensor:
     return 0.01 * net.head(torch.tanh(net.second(torch.tanh(net.second(net.first(x))))))
 
 
+def layer_again(net: Any, x: Tensor) -> Tensor:
+    """Calls a layer a second time, which matters for some inputs only."""
+    h = torch.tanh(net.first(x))
+    return (x[:, :1] > 0.9) * net.head(h.square()) + net.head(h)
+
+
+def weight_again(net: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(net.first(x))
+    return net.head(torch.tanh((x[:, :1] > 0.9) * net.second(h.square()) + net.third(h)))
+
+
 def bias_twice(net: Any, x: Tensor) -> Tensor:
     """And one of a layer that is never called."""
     return net.head(torch.tanh(net.first(x) + net.first.bias + net.second.bias))
@@ -533,6 +544,12 @@ def two_layers(function: Callable[[Any, Tensor], Tensor], width: int = 8) -> nn.
     return Composed(function, first=nn.Linear(4, 8), second=nn.Linear(8, 8), head=nn.Linear(width, 1))
 
 
+def shared_weight() -> nn.Module:
+    layers = {name: nn.Linear(8, 8) for name in ("second", "third", "head")}
+    layers["second"].weight = layers["third"].weight
+    return Composed(weight_again, first=nn.Linear(4, 8), **layers)
+
+
 def pruned() -> nn.Module:
     net = make_mlp(nn.ReLU)
     prune.random_unstructured(net[2], "weight", amount=0.5)
@@ -559,6 +576,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "in-place sums": lambda: two_layers(in_place_sums),
     "tied weights": lambda: two_layers(tied_autoencoder, 4),
     "a layer used twice": lambda: two_layers(layer_twice),
+    "a layer used again": lambda: two_layers(layer_again),
+    "a weight used again": shared_weight,
     "a bias used twice": lambda: two_layers(bias_twice),
     "two tokens": lambda: Composed(
         two_tokens, tokens=nn.Parameter(noise(2, 3)), first=nn.Linear(3, 4), head=nn.Linear(2, 1)
@@ -581,7 +600,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "all under no_grad": lambda: Composed(no_grad_at_all, first=nn.Conv1d(1, 2, 4), head=nn.Linear(2, 2)),
 }
 FACTORED = {"in-place ReLU", "in-place ELU", "in-place sums", "no_grad inside", "a layer by itself"}
-FACTORED |= {"a layer called in vain"}
 
 
 def exact_rows(net: nn.Module, x: Tensor, names: list[str] | None = None) -> Tensor:

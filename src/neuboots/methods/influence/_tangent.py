@@ -11,6 +11,7 @@ scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -379,21 +380,22 @@ def _gradients(net: nn.Module) -> Iterator[None]:
 
 
 def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
-    """Layers with weights in the order of their last call; true for plain Linear layers that see rows (N, D).
+    """Layers with weights in the order of their last call; true for plain Linear layers that see rows (N, D) once.
 
     Weights of a module that holds layers count as used before these, as tokens and positions at the input are.
     """
     found: dict[str, bool] = {}
+    holders = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
 
     def enter(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         found.pop(name, None)
         found[name] = False
 
     def leave(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        found.pop(name, None)
+        once = found.pop(name, None) is None and all(holders[id(p)] == 1 for p in module.parameters(recurse=False))
         # neither pruning nor weight or spectral norms, which compute the weights from other parameters
         plain = module._parameters.keys() == {"weight", "bias"} and isinstance(module, nn.Linear) and is_head(module)
-        found[name] = plain and bool(inputs) and inputs[0].shape[:-1] == (count_rows(example),)
+        found[name] = once and plain and bool(inputs) and inputs[0].shape[:-1] == (count_rows(example),)
 
     with ExitStack() as hooks, eval_mode(net), torch.no_grad(), eager_mode(net):
         for name, module in net.named_modules():
