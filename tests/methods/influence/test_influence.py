@@ -44,6 +44,7 @@ PIXELS = TensorDataset(noise(8, 1, 4, 4), torch.zeros(8, 4, 4, dtype=torch.long)
         ({"layers": 2, "refit": True}, "layers"),
         ({"loss": nn.L1Loss()}, "loss"),
         ({"loss": nn.NLLLoss()}, "loss"),
+        ({"weight_distribution": "dirichlet"}, "weight_distribution"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], name: str) -> None:
@@ -81,7 +82,12 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
         ({"layers": "all"}, lambda: nn.Linear(4, 1), Endless(), "data"),
         ({"layers": "all"}, lambda: nn.Flatten(), POINTS, "no weights"),
         ({"num_calibration_fits": 1}, lambda: nn.Linear(4, 1), Endless(), "data"),
-        ({"loss": nn.MSELoss(), "num_calibration_fits": 10**12}, lambda: nn.Linear(4, 1), POINTS, "got num_calib"),
+        (
+            {"loss": nn.MSELoss(), "num_calibration_fits": 10**12},
+            lambda: nn.Linear(4, 1),
+            POINTS,
+            f"got num_calibration_fits={10**12};",
+        ),
     ],
 )
 def test_errors_are_raised_before_the_training(
@@ -218,13 +224,13 @@ def test_scale_is_ratio_of_deviations() -> None:
 
 
 def test_scale_below_one_is_ignored() -> None:
-    net = SMALL()
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1))  # in evaluation mode
     raw = method(num_calibration_fits=0, residuals="raw").from_trained(net, DATA)
     variance = float(raw.summarize(X, 2).std.square().mean())
     for shift in (0.0, 0.5, 5.0):
         other = copy.deepcopy(net)
         with torch.no_grad():
-            other.head.bias += shift  # type: ignore[operator, union-attr]
+            other[-1].bias += shift
         found = method()._scale_by_replicates(net, [other], resolve_fit(net, DATA, config(1)))
         assert scale(found) == pytest.approx(max(1.0, shift / math.sqrt(variance)), rel=0.15)
         assert shift > 0 or scale(found) == 1.0
