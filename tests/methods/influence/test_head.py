@@ -34,7 +34,7 @@ from torch.utils.data import TensorDataset
 from neuboots import InfluenceBootstrap, TrainingConfig, load, save
 from neuboots.losses import GaussianNLL, as_loss
 from neuboots.methods import _curvature
-from neuboots.methods.influence import HeadPredictor, _head
+from neuboots.methods.influence import HeadPredictor, InfluencePredictor, _head
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
 from neuboots.training import resolve_fit
@@ -211,9 +211,55 @@ def test_moments_pass_through_an_upsampling() -> None:
     net, x = make_net(Upsampling), randn(5, 2, 8, 8)
     predictor = bootstrap(net, x, torch.arange(5 * 64).view(5, 8, 8) % 4)
     assert predictor.predict(x, 2).moments is None
-    samples, std = predictor.predict(x, 2000).samples, predictor.moments(x).std
-    ratio = samples.std(0) / std
-    assert 0.85 < float(ratio.min()) <= float(ratio.max()) < 1.2
+    samples, moments = predictor.predict(x, 500).samples, predictor.moments(x)
+    torch.testing.assert_close(moments.mean, net(x).detach())
+    ratio = (samples.var(0) / moments.std.square()).mean()
+    assert abs(float(ratio) - 1) < standard_errors(1) * (2 / 500) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moments_and_replicates_have_the_precision_of_the_net(dtype: torch.dtype, tmp_path: Path) -> None:
+    predictor = bootstrap(make_net(lambda: MLP(3, 2, widths=(5,))).to(dtype), X.to(dtype), CLASSES)
+    new = NEW.to(dtype)
+    found, moments = predictor.predict(new, 3), predictor.moments(new)
+    torch.testing.assert_close(moments.mean, found.mean)
+    torch.testing.assert_close(moments.std, found.std)
+    save(predictor, tmp_path / "model")
+    loaded: Any = load(tmp_path / "model")
+    refitted = bootstrap(predictor.net, X.to(dtype), CLASSES, refit=True)
+    tensors = (moments.mean, moments.std, found.samples, loaded.predict(new, 3).samples)
+    weights = (predictor.heads(0, 1, seed=0), refitted.heads(0, 1, seed=0), *predictor.export(0).state_dict().values())
+    assert {tensor.dtype for tensor in (*tensors, *weights)} == {dtype}
+    with pytest.raises(ValueError, match="NaN"):
+        predictor.moments(torch.nan * new)
+
+
+def test_fewer_rows_than_features_match_the_normal_equations() -> None:
+    """The curvature of five rows with 20 features is computed in the span of the rows."""
+    x, new = randn(5, 20), randn(4, 20, seed=1)
+    net, y = make_net(lambda: nn.Linear(20, 1)), randn(5, 1, seed=2)
+    phi, new_phi = with_ones(x), with_ones(new)
+    shifts = np.linalg.inv(phi.T @ phi + 5 * 0.1 * np.eye(21)) @ phi.T * (y - net(x)).detach().numpy().T  # (D̃, n)
+    found = bootstrap(net, x, y, loss=nn.MSELoss(), ridge=0.1, residuals="raw")
+    np.testing.assert_allclose(found.shifted.shifts[:, 0].T.numpy(), shifts, rtol=1e-6, atol=1e-9)
+    v, c = found.weight_distribution.covariance(5)
+    moved = new_phi @ shifts
+    variance = (v - c) * (moved**2).sum(1) + c * moved.sum(1) ** 2
+    np.testing.assert_allclose(found.moments(new).std[:, 0].numpy(), np.sqrt(variance), rtol=1e-6)
+    free = bootstrap(net, x, y, loss=nn.MSELoss())  # a ridge of its own
+    assert 0 < free.degrees_of_freedom <= 2.5 + 1e-6
+
+
+def test_blocks_depend_on_the_seed() -> None:
+    streams = [TrainingConfig(batch_size=10, steps_per_epoch=4, progress=False, seed=seed) for seed in (0, 1)]
+    found = [
+        InfluenceBootstrap(num_blocks=4).make_predictor(make_net(lambda: nn.Linear(3, 2)), data, config)
+        for data in (TensorDataset(X, CLASSES), Stream(X, CLASSES))
+        for config in streams
+    ]
+    shifts = [each.shifted.shifts for each in found]  # type: ignore[attr-defined]
+    assert not torch.allclose(shifts[0], shifts[1])
+    assert not torch.allclose(shifts[2], shifts[3])
 
 
 @pytest.mark.parametrize("residuals", ["raw", "hc3", "smooth"])
@@ -266,13 +312,13 @@ def test_squeezed_outputs_without_a_bias() -> None:
 
 
 def test_export_matches_samples() -> None:
-    net, y = make_net(lambda: MLP(3, 2, widths=(5,))), CLASSES
-    predictor = bootstrap(net, X, y)
-    samples = predictor.predict(NEW, 5, seed=4).samples
-    for b in (0, 3):
-        single = predictor.export(b, seed=4)
-        assert type(single) is MLP
-        torch.testing.assert_close(single(NEW).detach(), samples[b])
+    for net in (make_net(lambda: MLP(3, 2, widths=(5,))), make_net(lambda: nn.Sequential(MLP(3, 2, widths=(5,))))):
+        predictor = bootstrap(net, X, CLASSES)
+        samples = predictor.predict(NEW, 5, seed=4).samples
+        for b in (0, 3):
+            single = predictor.export(b, seed=4)
+            assert type(single) is type(net)
+            torch.testing.assert_close(single(NEW).detach(), samples[b])
     conv = make_net(Upsampling)
     images = randn(4, 2, 8, 8)
     segmenting = bootstrap(conv, images, torch.arange(256).view(4, 8, 8) % 4)
@@ -458,6 +504,21 @@ def test_refitted_heads_are_saved(loss: Any, y: Tensor, outputs: int, tmp_path: 
     save(predictor, tmp_path / "model")
     again = load(tmp_path / "model")
     assert torch.equal(again.predict(NEW.float(), 3).samples, predictor.predict(NEW.float(), 3).samples)
+
+
+def test_configuration_of_the_head_is_checked() -> None:
+    net = make_net(lambda: nn.Linear(3, 2))
+    predictor = bootstrap(net, X, CLASSES, refit=True)
+    config = predictor.config()
+    assert config["form"] == "head"
+    assert InfluencePredictor.from_config(config, copy.deepcopy(net)).config() == config
+    for changed, match in (
+        ({"head": 3}, "predictor.*head"),
+        ({"num_blocks": "40"}, "predictor.*num_blocks"),
+        ({"refit": {**config["refit"], "penalty": "x"}}, "refit.*penalty"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            InfluencePredictor.from_config({**config, **changed}, copy.deepcopy(net))
 
 
 def test_refit_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
