@@ -352,6 +352,20 @@ def test_inputs_by_name(tmp_path: Path) -> None:
             InfluencePredictor.from_config({**config, name: [0.5]}, predictor.net)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_saved_replicates_have_the_precision_of_the_net(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Statistics of normalization layers are those of the net that is passed to `load`."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
+    x, y = (part.to(dtype) for part in make_data(20))
+    predictor = build(WHOLE, net, x, y)
+    found = predictor.predict(x, 3)
+    save(predictor, tmp_path / "model")
+    again = load(tmp_path / "model", model=copy.deepcopy(net)).predict(x, 3)
+    assert {part.dtype for part in (found.samples, found.std, again.samples, again.std)} == {dtype}
+    assert torch.equal(again.samples, found.samples)
+    assert torch.equal(again.std, found.std)
+
+
 def test_predictions_follow_the_weights_of_the_net() -> None:
     net, (x, y) = MLP(3, 1, widths=(5,)).double(), make_data(20)
     predictor = build(WHOLE, net, x, y)
