@@ -154,6 +154,7 @@ def test_invalid_tables_are_rejected_in_one_line(kind: str, tmp_path: Path) -> N
 ROW = "1.5,2,p\n"
 WITH_NOTES: dict[str, tuple[str, str]] = {
     "short rows": (PLAIN + "3.5,1\n4.5\n" * 9, "18 rows have fewer fields than the first line (first: line 62)"),
+    "blank lines of one column": ("y\n" + "1.5\n\n  \n" * 60, "120 blank lines are skipped (first: line 3)"),
     "quotes around six rows": (PLAIN + '3.5,1,"p\n' + rows(6) + '3.5,1,p"\n', "a quoted text has 8 lines"),
     "quotes around two rows": (PLAIN + 2 * (ROW + '"3.5,1,p\n3".5,1,p\n').replace('3".5', '3.5"'), "has 4 lines"),
     "quotes in quotes": (
@@ -180,6 +181,7 @@ def test_lines_that_may_be_read_wrongly_are_counted(kind: str, tmp_path: Path, m
 WITHOUT_NOTES = {
     **SAME_TABLE,
     "text of many lines": PLAIN + '3.5,1,"Dear Sir,\n\nhere is, as you asked, the list: a, b, c, d\nBest\nX"\n' * 3,
+    "blank lines": PLAIN + "\n \n" + PLAIN.split("\n", 1)[1],
     "addresses": "y,a\n" + '1.5,"Main Street 5, Bonn\nGermany"\n' * 60,
     "quotes, spaces and doubled quotes": PLAIN + '3.5, "1" ,"a ""b"", c"\n"4.5","2",""\n',
     "inches": PLAIN + '3.5,1,5" pipe and 6" pipe\n',

@@ -11,10 +11,10 @@ semicolon, tab or bar) and its decimal sign are detected. Empty fields, "?" and 
 are missing values; "None" is a class if the target has texts. JSON Lines have an object on each line, whose keys are
 the columns. The path "-" is standard input, which is copied to a temporary file, as is a named pipe.
 
-What a file may mean otherwise is counted in `TableFile.notes`: rows that are too short and lack their last values, a
-quoted text with line breaks and separators like those of rows, keys that first occur after thousands of lines and are
-ignored. A row that is too long, a quote that is never closed, a repeated line of column names and a number that may be
-1.05 or 1050 are errors.
+What a file may mean otherwise is counted in `TableFile.notes`: rows that are too short and lack their last values,
+blank lines of one column, a quoted text with line breaks and separators like those of rows, keys that first occur after
+thousands of lines and are ignored. A row that is too long, a quote that is never closed, a repeated line of column
+names and a number that may be 1.05 or 1050 are errors.
 
 A file is read once to infer the schema and to encode its rows; a stream reads it twice to infer the schema and once per
 epoch. Means and variances of chunks are combined by scikit-learn. The UCI regression data sets come with 20 standard
@@ -452,7 +452,10 @@ class _CsvScan:
                 fields = quoted.sub("", line).count(self.separator) + 1
             else:
                 fields = self._read_quotes(number, line, lines)
-            if fields < len(self.names) and line.strip():
+            if not line.strip():
+                if len(self.names) == 1:
+                    self._count("blank", number)
+            elif fields < len(self.names):
                 self._count("short", number)
             for sign in [*signs]:
                 if (sign[-1] in line or sign == ".") and (found := signs[sign].search(line)):
@@ -528,6 +531,7 @@ class _CsvScan:
     def notes(self) -> list[str]:
         """Notes with counts."""
         texts = {
+            "blank": "{} blank lines are skipped (first: line {}); write missing values of the only column as NA",
             "short": "{} rows have fewer fields than the first line (first: line {}); their last values are missing",
             "rows": "a quoted text has {} lines with as many separators as rows have (first: line {}); if its quote is "
             "a mistake, remove it, as these lines are read as one row",
