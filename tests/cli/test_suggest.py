@@ -102,6 +102,7 @@ def test_small_pool_is_selected_completely(suggest: Any) -> None:
     found = suggest(make_classifier(8), k=100)
     assert sorted(rows(found)) == list(range(1, 9))
     assert len(found["notes"]) == 1
+    assert suggest(make_classifier(8), k=10_000)["notes"] == [found["notes"][0].replace("100", "10,000")]
     assert rows(suggest(make_regressor(1), k=3)) == [1]
 
 

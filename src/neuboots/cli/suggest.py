@@ -186,8 +186,6 @@ class Suggest:
 
         strategy, keys = STRATEGIES[name], dict[str, str]()
         diverse = self.diverse and self.k <= MAX_DIVERSE_ROWS
-        if self.diverse and not diverse:
-            notes.append(f"more than {MAX_DIVERSE_ROWS:,} rows are selected by score alone")
         selector = RowSelector(self.k, seed=self.seed, diverse=diverse)
         with progress_bar("scoring", None, enabled=not self.json and self.out != "-") as step:
             for batch in read_batches(model, self.pool, self.keep):
@@ -201,6 +199,8 @@ class Suggest:
                 step(f"scored {selector.num_rows:,} rows")
         if self.k > selector.num_rows:
             notes.append(f"the pool has {selector.num_rows:,} rows, fewer than k={self.k:,}; all are selected")
+        elif self.diverse and not diverse:
+            notes.append(f"more than {MAX_DIVERSE_ROWS:,} rows are selected by score alone")
         _, scores, columns = selector.select()
         columns["score"] = scores.numpy()
         reasons = []
