@@ -502,6 +502,12 @@ def test_dates_of_any_year(tmp_path: Path, kind: str) -> None:
     assert column.std == pytest.approx(counted.std())
 
 
+def test_dates_beyond_microseconds_are_rejected() -> None:
+    seconds = pd.Series(np.array([0, 2**44], "datetime64[s]"), name="until")
+    with pytest.raises(ValueError, match="Column 'until' has a date that is out of range"):
+        tabular.to_numbers(seconds.to_frame(), [("until", "date")])
+
+
 def test_decimal_comma_may_come_late(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("y;a\n" + "".join(f"{k};{k}\n" for k in range(500)) + "1,5;2,25\n", encoding="utf-8")

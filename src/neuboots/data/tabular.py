@@ -896,7 +896,10 @@ def _parse_column(column: Any, kind: ColumnKind) -> _Array:
         numbers = present.str.lower().map(_TRUTH_VALUES)
     elif kind == "date":
         start = pandas.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds would end in the year 2262
-        numbers = (_parse_dates(present).dt.as_unit("us") - start) / pandas.Timedelta(days=1)
+        try:
+            numbers = (_parse_dates(present).dt.as_unit("us") - start) / pandas.Timedelta(days=1)
+        except pandas.errors.OutOfBoundsDatetime as error:
+            raise ValueError(f"Column {column.name!r} has a date that is out of range ({error}).") from None
     else:
         numbers = pandas.to_numeric(present, errors="coerce")
     values = np.full(len(column), np.nan)
