@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,9 @@ def test_flat_folder_and_single_file(tmp_path: Path, model: ImageModel) -> None:
     ):
         with pytest.raises(DatasetNotFoundError):
             model.read(source, with_labels=with_labels)
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(DatasetNotFoundError, match="not a regular file"):
+        model.read(tmp_path / "pipe.png")
 
 
 def test_labels_are_the_class_folders(tmp_path: Path, model: ImageModel) -> None:

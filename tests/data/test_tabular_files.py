@@ -278,9 +278,9 @@ def test_parquet_is_recognized_by_its_content(name: str, tmp_path: Path) -> None
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.csv", tmp_path):
-        with pytest.raises(DatasetNotFoundError):
-            TableFile.open(path)
+    for name, state in ((tmp_path / "none.csv", "does not exist"), (tmp_path, "folder"), (os.devnull, "not a regular")):
+        with pytest.raises(DatasetNotFoundError, match=state):
+            TableFile.open(name)
     if os.geteuid() != 0:  # root may read everything
         (path := write(tmp_path, PLAIN)).chmod(0)
         with pytest.raises(DatasetNotFoundError):

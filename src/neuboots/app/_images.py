@@ -170,7 +170,8 @@ def find_images(source: str | Path) -> tuple[Path, FileListing]:
             raise DatasetNotFoundError(f"{path} is not an image; expected a file that ends in {suffixes}")
         return path.parent, FileListing([path], [])
     if not path.is_dir():
-        raise DatasetNotFoundError(f"{source} does not exist; expected a folder of images, or one image")
+        state = "is not a regular file" if path.exists() else "does not exist"
+        raise DatasetNotFoundError(f"{source} {state}; expected a folder of images, or one image")
     listing = list_files(path, IMAGE_SUFFIXES)
     if not listing.files:
         raise DatasetNotFoundError(f"{path} has no images; expected files that end in {suffixes}")

@@ -159,7 +159,7 @@ class TableFile:
             return cls._inspect(Path("standard input"), decimal, _copy_to_disk(sys.stdin.buffer))
         path = Path(path).expanduser()
         if not path.is_file() and not path.is_fifo():
-            state = "is a folder" if path.is_dir() else "does not exist"
+            state = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
             raise DatasetNotFoundError(f"The table {path} {state}; expected a CSV, Parquet or JSON Lines file.")
         try:
             if not path.is_fifo():
