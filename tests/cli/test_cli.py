@@ -125,6 +125,23 @@ def test_closed_streams_do_not_matter(args: tuple[str, ...], monkeypatch: pytest
     assert exit_code(*args) == (2 if "--colour" in args else 0)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("args", [("list", "methods"), ("list", "methods", "--json"), ("--help",)])
+def test_output_that_is_lost_is_an_error(
+    args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch, open("/dev/full", "w", encoding="utf-8") as full:
+        patch.setattr(sys, "stdout", full)
+        assert exit_code(*args) == 2
+    assert "standard output" in capsys.readouterr().err
+
+
+def test_empty_argument_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a path it would be the working directory."""
+    assert exit_code("predict", "model", "") == 2
+    assert "DATA is empty" in capsys.readouterr().err
+
+
 def run_python(program: str) -> None:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -206,6 +206,7 @@ def test_closed_pipe_ends_without_an_error(folder: Path) -> None:
         ("$N --out p.csv --json > /dev/full", 2),
         ("$N --out p.csv > /dev/full && test -s p.csv", 0),
         ("$N >&-", 2),
+        ("$N --out p.csv --json >&-", 2),
         ("cp flowers.csv f.csv; ${N/flowers.csv/-} --out f.csv < f.csv; cmp f.csv flowers.csv && exit 2", 2),
     ],
 )

@@ -133,10 +133,14 @@ def _parse(name: str, args: Sequence[str]) -> Any:
     out, error = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(sys.stdout or out), redirect_stderr(error):  # its messages repeat the arguments
-            return tyro.cli(command, prog=f"neuboots {name}", args=args, config=config)
+            options = tyro.cli(command, prog=f"neuboots {name}", args=args, config=config)
     finally:
         if error.tell():
             echo(*re.sub("\x1b\\[[0-9;]*m", "", error.getvalue()).splitlines(), to_stderr=True)
+    for field in fields(options):
+        if field.default is MISSING and getattr(options, field.name) == "":  # as a path, the working directory
+            raise UsageError(f"{field.name.upper()} is empty; expected a file or folder")
+    return options
 
 
 def _help() -> str:
@@ -235,11 +239,12 @@ def collect_warnings() -> Iterator[list[str]]:
 # -- text ----------------------------------------------------------------------------------------------
 
 
-def echo(*lines: str, to_stderr: bool = False) -> None:
+def echo(*lines: str, to_stderr: bool = False, optional: bool = False) -> None:
     """Print lines, with escapes for what is not printable; very long ones are cut.
 
-    Everything that a command prints is printed here, except JSON, which is ASCII. A closed or full stream, or one that
-    cannot encode the text, does not stop the command.
+    Everything that a command prints is printed here, except JSON, which is ASCII. A full standard output is an error
+    unless the lines are optional, as where the result is in a file; a closed stream is none, nor is one that cannot
+    encode the text.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     if stream is None:
@@ -249,8 +254,10 @@ def echo(*lines: str, to_stderr: bool = False) -> None:
     shown = [line if len(line) <= _MAX_LINE else f"{line[:half]} … {line[-half:]}" for line in map(escape_text, lines)]
     try:
         print("\n".join(shown).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         silence_stream(stream)
+        if isinstance(error, OSError) and not (optional or to_stderr or isinstance(error, BrokenPipeError)):
+            raise UsageError(f"cannot write to standard output ({error})") from None
 
 
 def echo_rich(part: Any = "", *, style: str = "") -> None:
@@ -298,7 +305,9 @@ def _shorten(text: str) -> str:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object in ASCII; NaN and infinities become null."""
+    """Print one JSON object in ASCII; NaN and infinities become null. Output that is lost is an error."""
+    if sys.stdout is None:
+        raise UsageError("cannot write to standard output (it is closed)")
     try:
         print(json.dumps(_to_json(value)), flush=True)
     except BrokenPipeError:

@@ -110,7 +110,7 @@ class Evaluate:
                     echo_table(table)
         if self.page is not None:
             self._write(model, report, counts, title, self.page)
-            echo("", f"Report: {self.page}", to_stderr=self.json)
+            echo("", f"Report: {self.page}", to_stderr=self.json, optional=True)
         if self.json:
             print_json(
                 {

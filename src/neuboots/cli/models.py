@@ -97,7 +97,7 @@ class Fit:
 
     def run(self) -> None:
         """Train, save and report."""
-        say = partial(echo, to_stderr=self.json)
+        say = partial(echo, to_stderr=self.json, optional=True)
         with collect_warnings() as notes:
             kind = self._kind()
             fit, options = self._prepare(kind)
@@ -333,7 +333,7 @@ class Predict:
             return
         where = "standard output" if self.out == "-" else self.out
         fraction = f"{abstained:,} abstained, {abstained / rows:.1%}"
-        echo(f"Wrote {rows:,} rows to {where} ({fraction}).", to_stderr=is_device(self.out))
+        echo(f"Wrote {rows:,} rows to {where} ({fraction}).", to_stderr=is_device(self.out), optional=True)
 
     def _predict_rows(self, model: "Model", form: Format) -> tuple[int, int, list[str]]:
         rows = abstained = broken = 0
@@ -379,7 +379,7 @@ class Predict:
             return
         for note in summary["notes"]:
             echo(f"note: {note}", to_stderr=True)
-        echo(f"Wrote {summary['images']:,} images to {self.out} ({summary['abstained']:,} abstained).")
+        echo(f"Wrote {summary['images']:,} images to {self.out} ({summary['abstained']:,} abstained).", optional=True)
 
 
 def read_batches(model: "Model", source: str, keep: tuple[str, ...]) -> Any:

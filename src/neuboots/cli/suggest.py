@@ -169,7 +169,7 @@ class Suggest:
         summary = f"{count:,} of {total:,} rows by {name} ({STRATEGIES[name].meaning})"
         if self.out is not None:
             where = "standard output" if self.out == "-" else self.out
-            echo(f"Wrote {summary} to {where}.", to_stderr=to_stderr)
+            echo(f"Wrote {summary} to {where}.", to_stderr=to_stderr, optional=True)
             return
         from neuboots.report.tables import make_table
 
