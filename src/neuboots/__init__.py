@@ -7,10 +7,6 @@ pass through the features and one matrix product (Neural Bootstrapper, NeurIPS 2
 from typing import TYPE_CHECKING
 
 from neuboots._validation import ArgumentError, lazy_exports
-from neuboots.methods import create_method, list_methods
-from neuboots.prediction import Method, Prediction, Predictor, Summary, residual_std, split_gaussian
-from neuboots.serialization import load, save
-from neuboots.training import TrainingConfig
 
 if TYPE_CHECKING:
     from neuboots.methods import (
@@ -28,7 +24,12 @@ if TYPE_CHECKING:
         NeuBoots,
         SparseGP,
         StandardBootstrap,
+        create_method,
+        list_methods,
     )
+    from neuboots.prediction import Method, Prediction, Predictor, Summary, residual_std, split_gaussian
+    from neuboots.serialization import load, save
+    from neuboots.training import TrainingConfig
 
 __version__ = "0.1.0"
 
@@ -61,4 +62,11 @@ __all__ = [
     "split_gaussian",
 ]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"methods": __all__})  # imports a method when it is first used
+_MODULES = {
+    "prediction": ("Method", "Prediction", "Predictor", "Summary", "residual_std", "split_gaussian"),
+    "serialization": ("load", "save"),
+    "training": ("TrainingConfig",),
+    "methods": __all__,
+}
+# torch is imported with the first name that is used: the command line starts, and can be interrupted, before
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)
