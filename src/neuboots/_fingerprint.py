@@ -164,7 +164,7 @@ def _open(value: Any, training: bool) -> tuple[str, dict[str, Any]]:
             return f"{value.dtype} {value.shape} {digest(repr(value.tolist()))}", {}
         case nn.Module():
             public = {key: item for key, item in vars(value).items() if key not in _MODULE_INTERNALS}
-            hooks = {key: [*vars(value)[key].values()] for key in vars(value) if key.endswith("_hooks")}
+            hooks = {key: [*vars(value)[key].values()] for key in _MODULE_INTERNALS if key.endswith("_hooks")}
             tensors = {**value._parameters, **value._buffers}
             named = {**tensors, **public, **{key: item for key, item in hooks.items() if item}, **value._modules}
             return _open_object(value, named)

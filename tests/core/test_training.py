@@ -394,6 +394,19 @@ def test_unchanged_run_resumes(tmp_path: Path) -> None:
     assert [report.epoch for report in reports] == [1]
 
 
+def test_attributes_named_like_hooks_are_described(tmp_path: Path) -> None:
+    """Also those of modules that torch.fx makes."""
+
+    def model(hooks: list[int]) -> Any:
+        net: Any = torch.fx.symbolic_trace(nn.Linear(4, 3))
+        net.my_hooks = hooks
+        return net
+
+    fit_run(tmp_path, {"model": lambda: model([1])})
+    with pytest.raises(ArgumentError, match=r"folder=.*model.my_hooks was \(1\), is \(2\)"):
+        fit_run(tmp_path, {"model": lambda: model([2])})
+
+
 def test_members_of_another_run_raise(tmp_path: Path) -> None:
     """Members that are trained together, sequentially, and as replicates of a calibration."""
     config = replace(CONFIG, epochs=1, folder=tmp_path / "a")
