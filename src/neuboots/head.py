@@ -33,6 +33,7 @@ Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _HEAD_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PROBE_ROWS = 16
+_CONTAINERS = (dict, list, set, deque)  # where nets keep intermediate results
 
 
 # -- rows and tensors of an input ----------------------------------------------------------------------
@@ -516,8 +517,9 @@ class StructureCopier:
     """Copies nets, and objects that hold nets; copies share all tensors and are in evaluation mode.
 
     What a call changes for its duration (modes, a substituted head, other weights) then changes the copy only.
-    Functions are copied with the modules that they capture, also in slots and behind weak references. Modules that a
-    net reaches through a global variable or an attribute of a class are not. Compiled modules run without compilation.
+    Functions are copied with the modules that they capture, also in slots and behind weak references. Lists, dicts,
+    sets and deques in attributes of modules and in variables that functions capture are copied. What a net reaches
+    through a global variable or an attribute of a class is not. Compiled modules run without compilation.
     """
 
     def __init__(self) -> None:
@@ -559,7 +561,7 @@ class StructureCopier:
         if _is_proxy(value) or isinstance(value, types.FunctionType | types.MethodType | weakref.ref):
             return new
         if isinstance(value, types.CellType):
-            new.cell_contents = self.copy(value.cell_contents)
+            new.cell_contents = self.copy(value.cell_contents, always=isinstance(value.cell_contents, _CONTAINERS))
             return new
         if isinstance(value, dict):
             items = {self.copy(key): self.copy(item) for key, item in list(value.items())}
@@ -574,8 +576,8 @@ class StructureCopier:
             attributes |= {"training": False, "_compiled_call_impl": None}
             if "_orig_mod" in value._modules:  # its forward is compiled for the original
                 attributes |= {"forward": value._modules["_orig_mod"], "dynamo_ctx": None}
-        for name, item in attributes.items():  # dictionaries of modules, such as those of hooks, are never shared
-            always = isinstance(value, nn.Module) and isinstance(item, dict)
+        for name, item in attributes.items():  # containers of modules, such as dictionaries of hooks, are never shared
+            always = isinstance(value, nn.Module) and isinstance(item, _CONTAINERS)
             vars(new)[name] = self.copy(item, always=always)
         for name, item in slots.items():
             object.__setattr__(new, name, self.copy(item))
@@ -608,7 +610,7 @@ class StructureCopier:
         return copy.copy(value)
 
     def _find_plain(self, value: Any) -> None:
-        """If no module can be reached from an object, mark it and all that it refers to as their own copies."""
+        """If an object reaches no module and no captured container, mark all that it reaches as their own copies."""
         seen: dict[int, Any] = {}
         stack = [value]
         while stack:
@@ -618,6 +620,8 @@ class StructureCopier:
             original, new = self._copies.get(id(each), (each, None))
             found = _references(each) if new is None else []
             if (found or not _is_proxy(each)) and isinstance(each, nn.Module):  # a dead proxy has no class
+                return
+            if found and type(each) is types.CellType and isinstance(found[0], _CONTAINERS):
                 return
             if new is None:
                 seen[id(each)] = each

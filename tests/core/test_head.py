@@ -415,3 +415,28 @@ def test_threads_compute_moments_and_replicates(layers: Any) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(4)))
+
+
+class KeepsFeatures(nn.Module):
+    """Keeps intermediate results in a list, and in a dict that its hook captures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        features: dict[str, Tensor] = {}
+        self.body, self.head, self.skips = nn.Linear(4, 4), nn.Linear(4, 3), list[Tensor]()
+        self.body.register_forward_hook(lambda module, args, output: features.update(body=output))
+        self.feature = lambda: features["body"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.body(x)
+        self.skips.append(x)
+        return cast(Tensor, self.head(self.feature()))
+
+
+def test_copy_keeps_intermediate_results_of_its_own() -> None:
+    net, x = KeepsFeatures(), torch.randn(5, 4)
+    first, second = StructureCopier().copy(net), StructureCopier().copy(net)
+    first(x)
+    second(x[:2])
+    assert torch.equal(first.feature(), net.body(x))
+    assert (len(first.skips), len(second.skips), len(net.skips)) == (1, 1, 0)
