@@ -14,11 +14,12 @@ import hashlib
 import itertools
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,7 @@ def _open(value: Any, training: bool) -> tuple[str, dict[str, Any]]:
             if _is_library(value.__module__):
                 return _function_name(value), {}
             functions = _reachable(value)
-            return _class_name(value, functions), _captured_by(functions)
+            return _class_name(value, functions), _class_attributes(value, functions) | _captured_by(functions)
         case CodeType():
             return f"{value.co_name}#{_hash_code(value)}", {}
         case Mapping():
@@ -205,6 +206,8 @@ def _open(value: Any, training: bool) -> tuple[str, dict[str, Any]]:
             return f"{type(value).__name__} of {len(texts)} {digest(*texts)}", {}
         case Sequence() if not isinstance(value, Dataset):
             return _open_items(type(value), {f"[{i}]": item for i, item in enumerate(value)}, training)
+        case Namespace() | SimpleNamespace():
+            return _open_object(value, vars(value))
         case _ if not training and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
             return _open_rows(value)
         case _ if is_dataclass(value) and not isinstance(value, type):
@@ -245,7 +248,7 @@ def _open_object(value: Any, named: Mapping[str, Any], *, exhaustive: bool = Fal
     cls = type(value)
     functions = [] if _is_library(cls.__module__) else _reachable(cls)
     names = {} if exhaustive or not named else {".*": ", ".join(sorted(map(str, named)))}
-    attributes = {f".{key}": item for key, item in named.items()}
+    attributes = _class_attributes(cls, functions) | {f".{key}": item for key, item in named.items()}
     return _class_name(cls, functions), {**names, **attributes, **_captured_by(functions)}
 
 
@@ -303,11 +306,22 @@ def _reachable(cls: type) -> list[FunctionType]:
         for base in classes:
             member = vars(base).get(name)
             member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-            member = getattr(member, "__wrapped__", member)
-            if isinstance(member, FunctionType) and member not in found:
-                found.append(member)
-                names += [other for other in _read_names(member.__code__)[0] if other not in names]
+            while isinstance(member, FunctionType):
+                inner = getattr(member, "__wrapped__", None)
+                decorator = inner is not None and _is_library(member.__globals__.get("__name__"))
+                if not decorator and member not in found:
+                    found.append(member)
+                    names += [other for other in _read_names(member.__code__)[0] if other not in names]
+                member = inner
     return found
+
+
+def _class_attributes(cls: type, functions: Iterable[FunctionType]) -> dict[str, Any]:
+    """Values of the user's classes among the bases that functions read, unless they are methods or descriptors."""
+    read = {name for function in functions for name in _read_names(function.__code__)[0]}
+    classes = [base for base in reversed(cls.__mro__) if not _is_library(base.__module__)]
+    values = {name: value for base in classes for name, value in vars(base).items() if name in read}
+    return {f".{name}": value for name, value in values.items() if not hasattr(value, "__get__")}
 
 
 @functools.cache
@@ -337,6 +351,13 @@ def _hash_code(code: CodeType) -> str:
     return digest(code.co_code, *code.co_names, *map(constant, consts))
 
 
+def _is_named(value: Any) -> bool:
+    """Whether a value is a module, function or class of a library, which code that reads it names."""
+    if isinstance(value, ModuleType):
+        return _is_library(value.__name__)
+    return isinstance(value, FunctionType | type | BuiltinFunctionType) and _is_library(value.__module__)
+
+
 def _captured(function: FunctionType, *, with_globals: bool) -> dict[str, Any]:
     """Defaults, captured variables and globals of a function by their names in parentheses."""
     code, values = function.__code__, dict[str, Any]()
@@ -348,14 +369,20 @@ def _captured(function: FunctionType, *, with_globals: bool) -> dict[str, Any]:
             values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in _read_names(code)[1] if with_globals else ():
-        value = function.__globals__.get(name)
-        named = isinstance(value, ModuleType) or (
-            isinstance(value, FunctionType | type | BuiltinFunctionType) and _is_library(value.__module__)
-        )
-        if name in function.__globals__ and not named:
+    names, read = _read_names(code)
+    for name in read if with_globals else ():
+        if name in function.__globals__ and not _is_named(value := function.__globals__[name]):
             values.setdefault(name, value)
     values.pop("__class__", None)  # of super()
+    modules = {name: value for name, value in values.items() if isinstance(value, ModuleType)}
+    values = {name: value for name, value in values.items() if name not in modules}
+    for name, module in modules.items():
+        constants = {key: vars(module)[key] for key in names if key in vars(module) and not _is_named(module)}
+        values |= {
+            f"{name}.{key}": value
+            for key, value in constants.items()
+            if not (isinstance(value, ModuleType) or _is_named(value))
+        }
     return {f"({name})": value for name, value in values.items()}
 
 

@@ -1,5 +1,6 @@
 """The training loop: determined by the seed, resumable, interruptible, the same on one process and on two."""
 
+import functools
 import io
 import math
 import multiprocessing
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,6 +255,49 @@ class ActInCode(Act):
 ActInCode.__name__ = "Act"
 
 
+def noise(std: float) -> Any:
+    def decorate(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def noisy(net: nn.Module, x: Tensor) -> Any:
+            return forward(net, x + std * torch.randn_like(x) if net.training else x)
+
+        return noisy
+
+    return decorate
+
+
+def rate_of_the_class(rate: float) -> Any:
+    """A net whose dropout rate only training shows."""
+
+    class Act(nn.Linear):
+        RATE = rate
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(F.dropout(x, self.RATE, self.training))
+
+    return lambda: Act(4, 3)
+
+
+def noise_of_a_decorator(std: float) -> Any:
+    class Act(nn.Linear):
+        @noise(std)
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    return lambda: Act(4, 3)
+
+
+class ScaledAct:
+    """An activation whose noise only training shows."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.options.f(x)
+        return x + self.options.noise * torch.randn_like(x) if torch.is_grad_enabled() else x
+
+
 def double_relu(x: Tensor) -> Tensor:
     return 2 * F.relu(x)
 
@@ -321,6 +366,21 @@ OTHER_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "code": ({}, {"model": ActInCode}, "model"),
     "dropout rate": ({}, {"model": partial(Act, p=0.2)}, "model.p was 0.1, is 0.2"),
     "buffer": ({}, {"model": partial(Act, scale=2.0)}, "model.scale"),
+    "class attribute": (
+        {"model": rate_of_the_class(0.1)},
+        {"model": rate_of_the_class(0.2)},
+        "model.RATE was 0.1, is 0.2",
+    ),
+    "decorator": (
+        {"model": noise_of_a_decorator(0.1)},
+        {"model": noise_of_a_decorator(0.2)},
+        "model.std. was 0.1, is 0.2",
+    ),
+    "namespace": (
+        {"model": partial(Act, scale=1.0, act=ScaledAct(SimpleNamespace(f=F.relu, noise=0.1)))},
+        {"model": partial(Act, scale=1.0, act=ScaledAct(SimpleNamespace(f=F.relu, noise=0.2)))},
+        "model.act.options.noise was 0.1, is 0.2",
+    ),
     "frozen weights": ({}, {"model": partial(Act, frozen=2.0)}, "model.body.weight"),
 }
 
@@ -355,6 +415,17 @@ def test_checkpoint_of_other_globals_raises(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(double_relu, "__code__", (lambda x: 3 * F.relu(x)).__code__)
     with pytest.raises(ArgumentError, match="model.act"):
         fit_run(tmp_path / "net", {"model": net})
+
+
+def test_checkpoint_of_other_constants_of_a_module_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Any = ModuleType("options_of_a_user")
+    options.RATE = 0.1
+    monkeypatch.setitem(globals(), "options", options)
+    net = Act(lambda x: F.dropout(x, options.RATE) if torch.is_grad_enabled() else x)
+    fit_run(tmp_path, {"model": net})
+    options.RATE = 0.2
+    with pytest.raises(ArgumentError, match="model.act.options.RATE. was 0.1, is 0.2"):
+        fit_run(tmp_path, {"model": net})
 
 
 def test_checkpoint_of_a_net_with_another_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
