@@ -33,7 +33,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from neuboots._fingerprint import NO_EFFECT, describe, describe_data, digest, find_differences
 from neuboots._validation import ArgumentError, check_int, check_positive, escape_text
@@ -233,8 +233,8 @@ def resolve_fit(
     config = TrainingConfig() if config is None else config
     if not isinstance(config, TrainingConfig):
         raise ArgumentError("config", config, "a TrainingConfig or None")
-    if isinstance(data, DataLoader) and data.batch_size is not None:
-        config = replace(config, batch_size=data.batch_size, num_workers=data.num_workers)
+    if isinstance(data, DataLoader) and isinstance(data.batch_sampler, BatchSampler):
+        config = replace(config, batch_size=data.batch_sampler.batch_size, num_workers=data.num_workers)
     factory = (lambda: model) if isinstance(model, nn.Module) else model
     member_factory = partial(_copy_and_reset, model) if isinstance(model, nn.Module) else model
     held_out = None if val_data is None else as_dataset(val_data, name="val_data")

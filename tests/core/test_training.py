@@ -26,7 +26,15 @@ from _nets import Augmented
 from _nets import noise as rows
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from neuboots import ArgumentError, DeepEnsemble, Deterministic, InfluenceBootstrap, NeuBoots, TrainingConfig, training
 from neuboots.loading import EpochLoader, load_targets
@@ -1133,6 +1141,12 @@ def test_fit_of_arrays_and_loaders_matches_dataset() -> None:
         for data in (TensorDataset(x, y), (x, y), (x.numpy(), y.numpy()), DataLoader(TensorDataset(x, y), batch_size=8))
     ]
     assert all(same(states[0], state) for state in states[1:])
+
+
+def test_fit_uses_the_batch_size_of_a_batch_sampler() -> None:
+    batches = BatchSampler(SequentialSampler(range(20)), 7, drop_last=False)
+    inputs = training.resolve_fit(MLP(4, 3), DataLoader(TensorDataset(X, Y), batch_sampler=batches))
+    assert inputs.config.batch_size == 7
 
 
 def test_fit_uses_the_collate_function_of_a_loader() -> None:
