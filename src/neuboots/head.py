@@ -455,9 +455,9 @@ def initialize_lazy_layers(net: nn.Module, example: Any) -> None:
 
 
 def _derived_tensors(net: nn.Module) -> dict[int, Tensor]:
-    """Tensors that a layer computes and keeps beside its parameters (torch's older weight_norm), by id, cloned."""
-    found = (value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    return {id(value): value.detach().clone() for value in found if not value.is_leaf}
+    """Tensors that a layer computes and keeps, itself or in containers (torch's older weight_norm), by id, cloned."""
+    found = (value for module in net.modules() for value in tree_leaves(dict(vars(module))))
+    return {id(value): value.detach().clone() for value in found if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def copy_net(net: nn.Module) -> nn.Module:

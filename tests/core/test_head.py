@@ -22,6 +22,7 @@ from neuboots.head import (
     StructureCopier,
     call_net,
     cast_inputs,
+    copy_net,
     eager_mode,
     eval_mode,
     extract_output,
@@ -440,3 +441,11 @@ def test_copy_keeps_intermediate_results_of_its_own() -> None:
     second(x[:2])
     assert torch.equal(first.feature(), net.body(x))
     assert (len(first.skips), len(second.skips), len(net.skips)) == (1, 1, 0)
+
+
+def test_net_that_keeps_intermediate_results_is_copied() -> None:
+    net, x = KeepsFeatures(), torch.randn(5, 4)
+    net.skips.append(net.body(x))
+    copy = copy_net(net)
+    assert torch.equal(copy.skips[0], net.skips[0])
+    assert not copy.skips[0].requires_grad
