@@ -518,13 +518,15 @@ class StructureCopier:
 
     What a call changes for its duration (modes, a substituted head, other weights) then changes the copy only.
     Functions are copied with the modules that they capture, also in slots and behind weak references. Lists, dicts,
-    sets and deques in attributes of modules and in variables that functions capture are copied. What a net reaches
-    through a global variable or an attribute of a class is not. Compiled modules run without compilation.
+    sets and deques in attributes of modules are copied; so are those in variables that functions capture, except in the
+    main thread, where a hook of the user may record in them. What a net reaches through a global variable or an
+    attribute of a class is not copied. Compiled modules run without compilation.
     """
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Any, Any]] = {}  # originals and copies, by the ids of the originals
         self._references: list[tuple[Any, list[Any]]] = []  # of what was copied
+        self._captured = () if threading.current_thread() is threading.main_thread() else _CONTAINERS
 
     def is_current(self) -> bool:
         """Whether all originals refer to the same objects as when they were copied."""
@@ -561,7 +563,7 @@ class StructureCopier:
         if _is_proxy(value) or isinstance(value, types.FunctionType | types.MethodType | weakref.ref):
             return new
         if isinstance(value, types.CellType):
-            new.cell_contents = self.copy(value.cell_contents, always=isinstance(value.cell_contents, _CONTAINERS))
+            new.cell_contents = self.copy(value.cell_contents, always=isinstance(value.cell_contents, self._captured))
             return new
         if isinstance(value, dict):
             items = {self.copy(key): self.copy(item) for key, item in list(value.items())}
@@ -621,7 +623,7 @@ class StructureCopier:
             found = _references(each) if new is None else []
             if (found or not _is_proxy(each)) and isinstance(each, nn.Module):  # a dead proxy has no class
                 return
-            if found and type(each) is types.CellType and isinstance(found[0], _CONTAINERS):
+            if found and type(each) is types.CellType and isinstance(found[0], self._captured):
                 return
             if new is None:
                 seen[id(each)] = each
