@@ -3,10 +3,10 @@
     python -m benchmarks.mutation [weights conformal …] [--sample 200 --seed 0] [--jobs 2]
 
 Each module is compared with its own test files. A first run of them records which test executes which line. Then every
-mutant is tried in a forked process, on the tests that execute its lines, fastest first, until one fails. A mutant of a
-function replaces the code of the function objects, so that whoever imported them sees it; one of the statements that
-run at import, default values and options of dataclasses is tried in a process that imports everything anew. A test
-that takes ten times its usual time is a kill, too: a mutant may never end.
+mutant is tried in a forked process, on the tests that execute its lines, those of the module's first file and the
+fastest ones first, until one fails. A mutant of a function replaces the code of the function objects, so that whoever
+imported them sees it; one of the statements that run at import, default values and options of dataclasses is tried in a
+process that imports everything anew. A test that takes ten times its usual time is a kill, too: a mutant may never end.
 
 Results are kept in `.mutation`; an interrupted run continues, and only what changed is tried again. The table counts
 mutants that change nothing a test could see (`equivalent.txt`, with reasons) apart, and `.mutation/survivors.txt` lists
@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import mmap
 import os
 import random
 import resource
@@ -51,7 +52,7 @@ FOLDER = ROOT / ".mutation"
 SURVIVORS = FOLDER / "survivors.txt"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 MIN_SCORE = 0.95
-TEST_SECONDS, MUTANT_SECONDS = 2.0, 6.0  # of processor time: tests that are used, and all tests of a mutant
+TEST_SECONDS, MUTANT_SECONDS = 2.0, 20.0  # of processor time: tests that are used, and all tests of a mutant
 MEMORY = 8 << 30  # more than a process of tests has
 # Imported before the first fork, so that a process which imports the package anew pays for the package alone.
 PRELOADED = ("torch", "torch._dynamo", "scipy.stats", "sklearn.linear_model", "hypothesis", "mpmath", "torchmetrics")
@@ -300,22 +301,19 @@ def record(paths: Sequence[str], source: Path, store: Store) -> None:
         digests = {name: test_digest(item) for name, item in items.items()}
         send(digests)
         wanted = [item for name, item in items.items() if digests[name] not in known or name not in store.tests]
-        seen: set[int] = set()
         name = str(source)
+        seen = mmap.mmap(-1, 1 + len(source.read_bytes().splitlines()))  # by line; shared with forked processes
 
         def local(frame: types.FrameType, event: str, argument: Any) -> Any:
-            seen.add(frame.f_lineno)
+            seen[frame.f_lineno] = 1
             return local
 
         def tracer(frame: types.FrameType, event: str, argument: Any) -> Any:
-            if frame.f_code.co_filename != name:
-                return None
-            seen.add(frame.f_lineno)
-            return local
+            return local(frame, event, argument) if frame.f_code.co_filename == name else None
 
         progress = Progress("tests", len(wanted))
         for k, item in enumerate(wanted):
-            seen.clear()
+            seen[:] = bytes(len(seen))
             began = time.process_time()
             threading.settrace(tracer)
             sys.settrace(tracer)
@@ -323,7 +321,8 @@ def record(paths: Sequence[str], source: Path, store: Store) -> None:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
             progress.advance()
-            send([item.nodeid, digests[item.nodeid], time.process_time() - began, sorted(seen), passed])
+            lines = [number for number, byte in enumerate(seen[:]) if byte]
+            send([item.nodeid, digests[item.nodeid], time.process_time() - began, lines, passed])
 
     now = digest(source.read_text())
     if store.source != now:
@@ -356,7 +355,7 @@ class Trial:
 
 
 def choose_tests(mutant: Mutant, store: Store, killer: str | None, own: Sequence[str]) -> list[str]:
-    """Names of the tests that execute a mutant, the one that killed it before first, then the fastest.
+    """Names of the tests that execute a mutant: the one that killed it before, those of the first file, the fastest.
 
     A statement that runs at import is compared with the module's own tests, as all of them would be imported anew.
     """
@@ -368,12 +367,12 @@ def choose_tests(mutant: Mutant, store: Store, killer: str | None, own: Sequence
             if chosen:
                 break
     ordered, total = [], 0.0
-    for name in sorted(chosen, key=lambda name: (name != killer, store.tests[name].seconds)):
+    order = {name: (name != killer, not name.startswith(own[0]), store.tests[name].seconds) for name in chosen}
+    for name in sorted(chosen, key=order.__getitem__):
         seconds = store.tests[name].seconds
-        total += seconds
-        if ordered and (seconds > TEST_SECONDS or total > MUTANT_SECONDS):
-            break
-        ordered.append(name)
+        if not ordered or (seconds <= TEST_SECONDS and total + seconds <= MUTANT_SECONDS):
+            ordered.append(name)
+            total += seconds
     return ordered
 
 
