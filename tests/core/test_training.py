@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from _nets import Augmented
 from _nets import noise as rows
 from rich.console import Console
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -508,6 +510,53 @@ def test_code_is_not_compared_between_versions_of_python(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
     monkeypatch.setattr(training._Run, "_probe_loss", lambda run: None)
     fit_run(tmp_path, second)
+
+
+def test_options_without_effect_are_not_compared() -> None:
+    paths = training.describe(CONFIG, "config", training=True)
+    names = {"epochs", "batch_size", "optimizer", "lr_scheduler", "seed", "clip_norm", "patience", "steps_per_epoch"}
+    assert {re.split(r"[.(]", path)[1] for path in paths if path != "config"} == names | {"precision"}
+
+
+def test_differences_are_listed_values_first() -> None:
+    """Six of them, and the number of the others."""
+    run: Any = object.__new__(training._Run)
+    for count, more in ((6, ""), (7, " and 1 more")):
+        new = {"model.act": "g#" + "1" * 16} | {f"config.{k}": str(k) for k in range(count - 1)}
+        run.description = new | {"other": "1"}
+        old = {key: text.replace("1", "2") + "0" for key, text in new.items()}
+        found = run._compare_description({"description": old, "python": sys.implementation.cache_tag})
+        shown = [f"config.{k} was {old[f'config.{k}']}, is {k}" for k in range(count - 1)]
+        shown += [f"model.act was {old['model.act']}, is {new['model.act']}"] * (count == 6)
+        assert found == f"a checkpoint of the same run ({'; '.join(shown)}{more})"
+
+
+def test_schedule_is_described_by_its_rates() -> None:
+    """Without a change of the optimizer, also of a learning rate in a tensor."""
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(2))], lr=rate, capturable=True)
+    found = [
+        training._describe_schedule(lambda o, n: LambdaLR(o, lambda step: 0.5**step), optimizer, steps)
+        for steps in (3, 4, 5)
+    ]
+    names = ["lr_scheduler().rates", "lr_scheduler()"]
+    assert [found[0][name] for name in names] == ["0.5, 0.25, 0.125", "LambdaLR"]
+    assert all(re.fullmatch("0.5, 0.25, 0.125, … [0-9a-f]{16}", each[names[0]]) for each in found[1:])
+    assert found[1][names[0]] != found[2][names[0]]
+    assert all(path.startswith("lr_scheduler()") for path in found[0])
+    assert len(found[0]) > 2
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.5
+    assert training._describe_schedule(lambda o, n: ReduceLROnPlateau(o), optimizer, 3) == {}  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_checksum_is_that_of_zlib(size: int) -> None:
+    content = bytes(torch.randint(0, 256, (size + 3,), generator=torch.Generator().manual_seed(0)).tolist())
+    file = io.BytesIO(content)
+    crc = zlib.crc32(content[:size])
+    assert training._checksum(file, size) == training._MAGIC + crc.to_bytes(4, "big")
+    assert file.read() == content[size:]
 
 
 def interrupt_first(report: EpochReport) -> None:
@@ -1084,6 +1133,8 @@ def test_killed_process_of_a_script_ends_the_other_and_the_next_run_resumes(tmp_
         ("optimizer", "adam"),
         ("optimizer", torch.optim.SGD([torch.zeros(1, requires_grad=True)])),
         ("lr_scheduler", None),
+        ("epochs", None),
+        ("batch_size", None),
     ],
 )
 def test_wrong_option_raises(name: str, value: Any) -> None:
@@ -1107,6 +1158,7 @@ PLATEAU = replace(CONFIG, lr_scheduler=lambda optimizer, steps: torch.optim.lr_s
         ("strategy", lambda: Deterministic().fit(dropout_net, Augmented(), replace(CONFIG, strategy="ddp_spawn"))),
         ("data", lambda: NeuBoots().fit(dropout_net, rows(5, 4), CONFIG)),
         ("data", lambda: NeuBoots().fit(dropout_net, [torch.zeros(4)] * 5, CONFIG)),
+        ("val_data", lambda: NeuBoots().fit(dropout_net, Augmented(), CONFIG, val_data=rows(5, 4))),
     ],
 )
 def test_wrong_argument_of_fit_raises(name: str, call: Callable[[], object]) -> None:
@@ -1115,9 +1167,10 @@ def test_wrong_argument_of_fit_raises(name: str, call: Callable[[], object]) -> 
     assert caught.value.name == name
 
 
-def test_diverging_loss_raises() -> None:
+@pytest.mark.parametrize("clip_norm", [None, 1e30])
+def test_diverging_loss_raises(clip_norm: float | None) -> None:
     data = TensorDataset(1e6 * rows(8, 4), rows(8, 1))
-    config = replace(CONFIG, epochs=200, optimizer=partial(torch.optim.SGD, lr=1e3))
+    config = replace(CONFIG, epochs=200, optimizer=partial(torch.optim.SGD, lr=1e3), clip_norm=clip_norm)
     with pytest.raises(FloatingPointError, match="nan|inf"):
         Deterministic(loss=nn.MSELoss()).fit(lambda: nn.Linear(4, 1), data, config)
 
@@ -1220,6 +1273,7 @@ def test_progress_bar_estimates_after_the_first_step(done: int, monkeypatch: pyt
 
 
 def test_learning_rates() -> None:
+    assert TrainingConfig().optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 1e-3
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
     for make, expected in (
         (cosine_schedule, lambda k: 0.2 * (1 + math.cos(math.pi * k / 10))),
