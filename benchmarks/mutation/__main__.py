@@ -626,6 +626,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     global CONSOLE
     CONSOLE = os.fdopen(os.dup(2), "w")
     FOLDER.mkdir(exist_ok=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background; tests raise it
     sys.dont_write_bytecode = False  # compiled files make importing everything anew several times faster
     sys.path.insert(0, str(ROOT / "src"))
     for module in PRELOADED:

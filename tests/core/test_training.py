@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,7 @@ from torch.utils.data import (
 from neuboots import ArgumentError, DeepEnsemble, Deterministic, InfluenceBootstrap, NeuBoots, TrainingConfig, training
 from neuboots.loading import EpochLoader, load_targets
 from neuboots.losses import BrierLoss, as_loss
+from neuboots.methods._vmap import StackedNets
 from neuboots.methods.neuboots import BootstrapGenerator, make_blocks
 from neuboots.nets import MLP
 from neuboots.training import (
@@ -418,8 +421,9 @@ def test_checkpoint_of_another_run_raises(name: str, tmp_path: Path) -> None:
 def test_checkpoint_of_other_globals_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit_run(tmp_path, {"optimizer": sgd_of_a_global})
     monkeypatch.setitem(globals(), "RATE", 0.2)
-    with pytest.raises(ArgumentError, match="optimizer.RATE. was 0.1, is 0.2"):
+    with pytest.raises(ArgumentError, match="optimizer.RATE. was 0.1, is 0.2") as caught:
         fit_run(tmp_path, {"optimizer": sgd_of_a_global})
+    assert "; optimizer().groups[0].lr was 0.1, is 0.2" in str(caught.value)
     net = Act(double_relu)
     fit_run(tmp_path / "net", {"model": net})
     monkeypatch.setattr(double_relu, "__code__", (lambda x: 3 * F.relu(x)).__code__)
@@ -557,6 +561,130 @@ def test_checksum_is_that_of_zlib(size: int) -> None:
     crc = zlib.crc32(content[:size])
     assert training._checksum(file, size) == training._MAGIC + crc.to_bytes(4, "big")
     assert file.read() == content[size:]
+
+
+def test_workers_count_for_streams_only(tmp_path: Path) -> None:
+    fit_run(tmp_path / "stream", {"data": Noisy()})
+    with pytest.raises(ArgumentError, match="folder=.*num_workers was 0 in 1 processes, is 2 in 1"):
+        fit_run(tmp_path / "stream", {"data": Noisy()}, num_workers=2)
+    fit_run(tmp_path / "rows", {})
+    fit_run(tmp_path / "rows", {}, num_workers=2)
+
+
+def test_validation_data_count_with_early_stopping_only(tmp_path: Path) -> None:
+    """Rows that draw random numbers of their own are not compared."""
+    fit_run(tmp_path / "a", {"val_data": (X, Y), "patience": None})
+    fit_run(tmp_path / "a", {"val_data": (X + 1, Y), "patience": None})
+    for _ in range(2):
+        fit_run(tmp_path / "b", {"val_data": OwnRandomness(), "patience": 3})
+
+
+class NoisyOutputs(nn.Linear):
+    """Draws random numbers in evaluation mode, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(3)
+
+
+def test_loss_of_the_examples_is_compared_within_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        fit_run(tmp_path, {"model": lambda: NoisyOutputs(4, 3)})
+    run: Any = object.__new__(training._Run)
+    run.probe = training.Batch(torch.arange(5), X[:5], Y[:5], 0)
+    for old, new, same_run in ((1.0, 1.001, True), (1.0, 1.01, False), (0.0, 5e-6, True), (0.0, 5e-5, False)):
+        monkeypatch.setattr(training._Run, "_probe_loss", lambda run, new=new: new)
+        assert (run._compare_loss(old) == "") == same_run
+    assert run._compare_loss(None) == ""
+
+
+def test_values_of_a_checkpoint_are_limited() -> None:
+    def nested(value: Any, depth: int, kind: Callable[[Any], Any]) -> Any:
+        return value if depth == 0 else kind(nested(value, depth - 1, kind))
+
+    for kind in (lambda value: [value], lambda value: {0: value}, lambda value: (value,)):
+        training._check_values(nested("x", 50, kind), 1000)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="too many"):
+            training._check_values(nested("x", 51, kind), 1000)  # type: ignore[arg-type]
+    for value in ([1, 2.0, None, True], {"a": 1, "b": 2}, {1, 2, 3, 4}):
+        training._check_values(value, 5)
+        with pytest.raises(ValueError, match="too many"):
+            training._check_values(value, 4)
+    training._check_values([b"x", 1j, torch.float32, torch.device("cpu"), torch.ones(3), torch.ones(4)[::2]], 100)
+    wide = torch.zeros(3).expand(5, 3)
+    for tensor in (torch.ones(2).to_sparse(), torch.ones(2, device="meta"), wide, [{"a": wide}], {"a": [wide]}):
+        with pytest.raises(ValueError, match="tensor"):
+            training._check_values(tensor, 100)
+    for other in (CrashError(), [CrashError()], {"a": (CrashError,)}):
+        with pytest.raises(ValueError, match="a value of"):
+            training._check_values(other, 100)
+
+
+def test_values_that_replace_others_are_like_them() -> None:
+    """Entries are compared to a depth, numbers are numbers, and NaN is accepted where there was one."""
+    nan = torch.tensor([torch.nan, 1.0])
+    alike = [
+        (nan, nan),
+        (torch.ones(2), nan),
+        ({"a": [1]}, {"a": [1, 2]}),
+        (1, 2.5),
+        (None, 1.0),
+        ([1], (2,)),
+        ("x", "y"),
+    ]
+    for ours, theirs in alike:
+        training._check_like(theirs, ours if not isinstance(ours, Tensor) else nan, "x", 1)
+    others = [
+        (torch.ones(2), nan),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": "x"}),
+        ([1, 2], [1]),
+        (1, math.nan),
+        ("x", 1),
+    ]
+    for ours, theirs in others:
+        with pytest.raises(ValueError, match="^here"):
+            training._check_like(theirs, ours, "here", 1)
+    with pytest.raises(ValueError, match=r"here\['a'\] "):
+        training._check_like({"a": [1, 2]}, {"a": [1]}, "here", 2)
+    training._check_like({"b": 1}, {"a": 1}, "here", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda good: {"net": {**good["net"], "0.bias": torch.zeros(1)}}, r"net\['0.bias'\]"),
+        (lambda good: {"state": {**good["state"], "waited": "x"}}, r"state\['waited'\]"),
+        (
+            lambda good: {"lr_scheduler": {**good["lr_scheduler"], "base_lrs": [1.0, 2.0]}},
+            r"lr_scheduler\['base_lrs'\]",
+        ),
+        (lambda good: {"optimizer": {**good["optimizer"], "param_groups": []}}, "param_groups has"),
+        (
+            lambda good: {"optimizer": {**good["optimizer"], "state": {**good["optimizer"]["state"], 0: {}}}},
+            "state of the optimizer has",
+        ),
+    ],
+)
+def test_error_names_the_part_of_a_checkpoint(
+    change: Callable[[dict[str, Any]], dict[str, Any]], text: str, interrupted: tuple[Path, Callable[[], Any]]
+) -> None:
+    path, resume = interrupted
+    good = torch.load(path, weights_only=True)
+    write_checkpoint(path, good | change(good))
+    with pytest.raises(ArgumentError, match=f"ValueError: {text}"):
+        resume()
+
+
+def test_compressed_checkpoint_raises(interrupted: tuple[Path, Callable[[], Any]], tmp_path: Path) -> None:
+    path, resume = interrupted
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    training._append_checksum(packed)
+    path.write_bytes(packed.read_bytes())
+    with pytest.raises(ArgumentError, match="compressed"):
+        resume()
 
 
 def interrupt_first(report: EpochReport) -> None:
@@ -1045,7 +1173,6 @@ def test_two_forked_processes_train_as_one(tmp_path: Path) -> None:
         Deterministic().fit(net, data, replace(two, seed=1), val_data=(X, Y))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fail", [kill_self, fail_to_read])
 def test_failed_worker_names_the_checkpoint(fail: Callable[[], Any], tmp_path: Path) -> None:
     config = replace(CONFIG, folder=tmp_path, num_workers=2)
@@ -1171,7 +1298,7 @@ def test_wrong_argument_of_fit_raises(name: str, call: Callable[[], object]) -> 
 def test_diverging_loss_raises(clip_norm: float | None) -> None:
     data = TensorDataset(1e6 * rows(8, 4), rows(8, 1))
     config = replace(CONFIG, epochs=200, optimizer=partial(torch.optim.SGD, lr=1e3), clip_norm=clip_norm)
-    with pytest.raises(FloatingPointError, match="nan|inf"):
+    with pytest.raises(FloatingPointError, match="the loss became (nan|inf) in epoch"):
         Deterministic(loss=nn.MSELoss()).fit(lambda: nn.Linear(4, 1), data, config)
 
 
@@ -1234,8 +1361,100 @@ def test_members_of_a_module_are_reinitialized_copies() -> None:
         DeepEnsemble(num_members=2).fit(Scaled(), Augmented(), CONFIG)
 
 
+def test_members_have_new_initial_weights() -> None:
+    """Those of all layers, by the method that torch's layers have, public or not."""
+    net = nn.ModuleDict({"linear": nn.Linear(4, 3), "attention": nn.MultiheadAttention(4, 2)})
+    copied = training._copy_and_reset(net)
+    old, new = net.state_dict(), copied.state_dict()
+    drawn = [name for name in old if "weight" in name]
+    assert len(drawn) == 3
+    assert not any(torch.equal(new[name], old[name]) for name in drawn)
+    net["scale"] = nn.ParameterList([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ArgumentError, match="scale.0") as caught:
+        training._copy_and_reset(net)
+    assert caught.value.name == "model"
+
+
+def test_training_returns_its_net_and_describes_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a bar that begins where the run resumes, with the mean loss of all members."""
+    bars: list[tuple[Any, ...]] = []
+    texts: list[str] = []
+    reports: list[EpochReport] = []
+
+    @contextmanager
+    def record(title: str, total: int, *, enabled: bool, done: int) -> Iterator[Callable[[str], None]]:
+        bars.append((title, total, enabled, done))
+        yield texts.append
+
+    monkeypatch.setattr(training, "progress_bar", record)
+    nets = StackedNets([nn.Linear(4, 1), nn.Linear(4, 1)])
+    x, y = rows(10, 4), rows(10, 1, seed=1)
+
+    def objective(net: nn.Module, batch: training.Batch) -> Tensor:
+        return (net(batch.x)[..., 0] - batch.y[..., 0]).square().mean(1).sum()
+
+    frozen = partial(torch.optim.SGD, lr=0.0)
+    for progress in (True, False):
+        config = TrainingConfig(
+            epochs=2, batch_size=5, optimizer=frozen, progress=progress, on_epoch=reports.append, accelerator="cpu"
+        )
+        found = training.train(
+            nets, TensorDataset(x, y), lambda epoch: objective, config, title="two nets", seeds=[0, 1]
+        )
+        assert found is nets
+    assert bars == [("training", 4, True, 0), ("training", 4, False, 0)]
+    mean = float((nets(x, shared_input=True) - y).detach().square().mean())
+    assert [text.split("  loss ")[0] for text in texts[:4]] == ["two nets  epoch 1/2"] * 2 + ["two nets  epoch 2/2"] * 2
+    assert [report.loss for report in reports] == pytest.approx([mean] * 4)
+    assert {report.title for report in reports} == {"two nets"}
+    assert all(report.val_metrics == {} for report in reports)
+
+
+def test_progress_begins_where_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    original = training.progress_bar
+
+    def record(*args: Any, **options: Any) -> Any:
+        done.append(options["done"])
+        return original(*args, **options)
+
+    monkeypatch.setattr(training, "progress_bar", record)
+    config = replace(CONFIG, folder=tmp_path, checkpoint_steps=1)
+    with pytest.raises(CrashError):  # in the third step of the second epoch, of four
+        Deterministic().fit(dropout_net, CrashAt(Augmented(), FINGERPRINT + 2 + 30 + 17), config)
+    Deterministic().fit(dropout_net, Augmented(), config)
+    assert done == [0, 6]
+
+
+def test_equal_losses_are_no_progress() -> None:
+    reports: list[EpochReport] = []
+    config = replace(CONFIG, epochs=9, patience=2, optimizer=partial(torch.optim.SGD, lr=0.0), on_epoch=reports.append)
+    Deterministic().fit(lambda: nn.Linear(4, 3), (X, Y), config, val_data=(X, Y))
+    assert len(reports) == 3
+
+
+def test_loss_of_a_single_step_is_that_of_the_batch() -> None:
+    reports: list[EpochReport] = []
+    net = nn.Linear(4, 3)
+    config = replace(CONFIG, epochs=1, batch_size=20, optimizer=partial(torch.optim.SGD, lr=0.0))
+    Deterministic().fit(net, (X, Y), replace(config, on_epoch=reports.append))
+    assert reports[0].loss == pytest.approx(float(F.cross_entropy(net(X), Y).detach()))
+
+
+def test_workers_and_batches_of_a_loader_are_used() -> None:
+    data = TensorDataset(X, Y)
+    found = resolve_fit(nn.Linear(4, 3), DataLoader(data, batch_size=7, num_workers=1)).config
+    assert (found.batch_size, found.num_workers) == (7, 1)
+
+
+def test_lazy_layers_are_initialized_before_training() -> None:
+    found = Deterministic().fit(lambda: nn.LazyLinear(3), (X, Y), CONFIG)
+    assert found.predict(X, 1).mean.shape == (20, 3)
+
+
 def test_describe_callable() -> None:
     """By keyword or by place; no addresses, which change between runs."""
+    assert describe_callable(CrashError("an object without a name")) == "CrashError"
     by_keyword, by_place = partial(torch.optim.SGD, lr=0.1), partial(pow, 2)
     assert describe_callable(by_keyword) == "SGD [('lr', 0.1)]"
     assert describe_callable(by_place) == "pow 2 []"
@@ -1279,6 +1498,11 @@ def test_learning_rates() -> None:
         (cosine_schedule, lambda k: 0.2 * (1 + math.cos(math.pi * k / 10))),
         (constant_schedule, lambda k: 0.4),
     ):
+        optimizer.param_groups[0]["lr"] = 0.4
+        single = make(optimizer, 1)  # of one step
+        optimizer.step()
+        single.step()
+        assert single.get_last_lr()[0] == pytest.approx(expected(10), abs=1e-12)
         optimizer.param_groups[0]["lr"] = 0.4
         scheduler = make(optimizer, 10)
         for k in range(11):
@@ -1343,6 +1567,8 @@ def test_prepared_net_is_the_net_or_a_copy() -> None:
     same_net, example = prepare_net(inputs)
     assert same_net is net
     assert bool(torch.isin(example, x).all())
+    wrapped = resolve_fit(nn.DataParallel(net), (x, torch.arange(7) % 3), CONFIG)
+    assert prepare_net(wrapped)[0] is net
     copied, _ = prepare_net(inputs, copy=True)
     assert copied is not net
     assert torch.equal(copied(x), net(x))
@@ -1363,6 +1589,7 @@ def test_validation_metrics_of_classes(loss: Any) -> None:
     assert {name: float(value) for name, value in means.items()} == pytest.approx(
         {name: float(both[0][name] + both[1][name]) / 2 for name in ("loss", "error")}
     )
+    assert mean_validation_metrics(as_loss(loss), outputs[:1], y) == both[0]
 
 
 def test_validation_metrics_of_numbers_have_no_error() -> None:
