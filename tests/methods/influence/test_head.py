@@ -38,7 +38,7 @@ from neuboots.methods.influence import HeadPredictor, InfluencePredictor, _head
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
 from neuboots.training import resolve_fit
-from neuboots.weights import Constant, Dirichlet, assign_blocks
+from neuboots.weights import SPARE_BLOCKS, Constant, Dirichlet, Exponential, assign_blocks
 
 HUGE = 1e15  # a ridge that dominates H: shifts are gradients, divided by it
 
@@ -209,7 +209,7 @@ def test_stream_has_hashed_blocks() -> None:
 
 def test_moments_pass_through_an_upsampling() -> None:
     net, x = make_net(Upsampling), randn(5, 2, 8, 8)
-    predictor = bootstrap(net, x, torch.arange(5 * 64).view(5, 8, 8) % 4)
+    predictor = bootstrap(net, x, torch.arange(5 * 64).view(5, 8, 8) % 4, weight_distribution=Exponential())
     assert predictor.predict(x, 2).moments is None
     samples, moments = predictor.predict(x, 500).samples, predictor.moments(x)
     torch.testing.assert_close(moments.mean, net(x).detach())
@@ -226,6 +226,7 @@ def test_moments_and_replicates_have_the_precision_of_the_net(dtype: torch.dtype
     torch.testing.assert_close(moments.std, found.std)
     save(predictor, tmp_path / "model")
     loaded: Any = load(tmp_path / "model")
+    assert torch.equal(loaded.predict(new, 3).samples, found.samples)
     refitted = bootstrap(predictor.net, X.to(dtype), CLASSES, refit=True)
     tensors = (moments.mean, moments.std, found.samples, loaded.predict(new, 3).samples)
     weights = (predictor.heads(0, 1, seed=0), refitted.heads(0, 1, seed=0), *predictor.export(0).state_dict().values())
@@ -234,8 +235,10 @@ def test_moments_and_replicates_have_the_precision_of_the_net(dtype: torch.dtype
         predictor.moments(torch.nan * new)
 
 
-def test_fewer_rows_than_features_match_the_normal_equations() -> None:
-    """The curvature of five rows with 20 features is computed in the span of the rows."""
+@pytest.mark.parametrize("least", [1, 64])
+def test_fewer_rows_than_features_match_the_normal_equations(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the curvature of five rows with 20 features is computed in the span of the rows."""
+    monkeypatch.setattr(_curvature, "_MIN_REDUCED_WIDTH", least)
     x, new = randn(5, 20), randn(4, 20, seed=1)
     net, y = make_net(lambda: nn.Linear(20, 1)), randn(5, 1, seed=2)
     phi, new_phi = with_ones(x), with_ones(new)
@@ -506,6 +509,28 @@ def test_refitted_heads_are_saved(loss: Any, y: Tensor, outputs: int, tmp_path: 
     assert torch.equal(again.predict(NEW.float(), 3).samples, predictor.predict(NEW.float(), 3).samples)
 
 
+def test_size_of_the_curvature_is_checked_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are as many rows as features; with fewer the size of the span counts, afterwards."""
+    seen: list[object] = []
+    config = TrainingConfig(epochs=1, progress=False, on_epoch=seen.append)
+    monkeypatch.setattr(_curvature, "MAX_EIGEN_SIZE", 3)
+    for n in (4, 40):
+        with pytest.raises(ValueError, match="curvature of at most 3"):
+            InfluenceBootstrap().fit(make_net(lambda: nn.Linear(3, 2)), (X[:n], CLASSES[:n]), config)
+    assert not seen
+    monkeypatch.setattr(_curvature, "MAX_EIGEN_SIZE", 4)
+    monkeypatch.setattr(_head, "MAX_FULL_SIZE", 0)
+    InfluenceBootstrap().fit(make_net(lambda: nn.Linear(3, 2)), (X, CLASSES), config)
+    assert len(seen) == 1
+
+
+def test_as_many_blocks_as_are_spare_are_accepted() -> None:
+    for num_blocks, n in ((SPARE_BLOCKS, 8), (SPARE_BLOCKS + 5, SPARE_BLOCKS + 5), (SPARE_BLOCKS + 5, None)):
+        _head.check_num_blocks(num_blocks, n, 10)
+    with pytest.raises(ValueError, match="got num_blocks="):
+        _head.check_num_blocks(SPARE_BLOCKS + 1, 8, 10)
+
+
 def test_configuration_of_the_head_is_checked() -> None:
     net = make_net(lambda: nn.Linear(3, 2))
     predictor = bootstrap(net, X, CLASSES, refit=True)
@@ -513,9 +538,9 @@ def test_configuration_of_the_head_is_checked() -> None:
     assert config["form"] == "head"
     assert InfluencePredictor.from_config(config, copy.deepcopy(net)).config() == config
     for changed, match in (
-        ({"head": 3}, "predictor.*head"),
-        ({"num_blocks": "40"}, "predictor.*num_blocks"),
-        ({"refit": {**config["refit"], "penalty": "x"}}, "refit.*penalty"),
+        ({"head": 3}, r"\bpredictor.*head"),
+        ({"num_blocks": "40"}, r"\bpredictor.*num_blocks"),
+        ({"refit": {**config["refit"], "penalty": "x"}}, r"\brefit.*penalty"),
     ):
         with pytest.raises(ValueError, match=match):
             InfluencePredictor.from_config({**config, **changed}, copy.deepcopy(net))
