@@ -1114,7 +1114,12 @@ class BaseMethod(ABC, Generic[P]):
         """Train the method on validated inputs."""
 
     def _train(
-        self, net: nn.Module, inputs: FitInputs, objective_at: Callable[[int], Objective], validate: ValidationStep
+        self,
+        net: nn.Module,
+        inputs: FitInputs,
+        objective_at: Callable[[int], Objective],
+        validate: ValidationStep,
+        title: str = "",
     ) -> None:
         """Run the training loop on a net, in place."""
         train(
@@ -1125,9 +1130,16 @@ class BaseMethod(ABC, Generic[P]):
             val_data=inputs.val_data,
             validate=validate,
             identity=self,
+            title=title,
         )
 
-    def _train_net(self, net: nn.Module, inputs: FitInputs, before_step: Callable[[Batch], None] | None = None) -> None:
+    def _train_net(
+        self,
+        net: nn.Module,
+        inputs: FitInputs,
+        before_step: Callable[[Batch], None] | None = None,
+        title: str = "",
+    ) -> None:
         """Train a single net with the mean loss, in place."""
         if has_lazy_layers(net):
             load_example(net, inputs.data, seed=inputs.config.seed)
@@ -1140,4 +1152,4 @@ class BaseMethod(ABC, Generic[P]):
         def validate(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
             return validation_metrics(self.loss, compute_output(model, batch.x), batch.y)
 
-        self._train(net, inputs, lambda epoch: objective, validate)
+        self._train(net, inputs, lambda epoch: objective, validate, title)

@@ -53,7 +53,7 @@ DEFAULTS: dict[Callable[..., Any], dict[str, Any]] = {
     ConformalRegressor.predict: _BATCHES,
     ConformalRegressor.evaluate: {"num_bins": 5, **_BATCHES},
     fit_conformal_regressor: {**_SETS, "score": "absolute", "noise_std": 0.0},
-    InfluenceBootstrap: {"layers": 1, "refit": False, "max_kernel_rows": 3000, "num_calibration_fits": 0},
+    InfluenceBootstrap: {"layers": 1, "refit": False, "max_kernel_rows": 3000, "num_folds": 2},
     TrainingConfig: {**_LOOP, **_FABRIC},
     EpochReport: {"title": ""},
     train: {"title": ""},

@@ -150,7 +150,6 @@ def make_net(outputs: int = 2) -> nn.Module:
     ("name", "option"),
     [
         *((name, "num_members") for name in ("deep-ensemble", "bayesian-bootstrap", "mimo", "batch-ensemble")),
-        ("influence", "num_calibration_fits"),
         ("influence", "num_blocks"),
         ("neuboots", "num_blocks"),
     ],

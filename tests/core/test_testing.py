@@ -41,7 +41,7 @@ SLOW_VARIANTS: dict[str, dict[str, Any]] = {
     "influence, blocks": {"num_blocks": 12, "weight_distribution": Exponential()},
     "influence, last 2 layers": {"layers": 2},
     "influence, all layers": {"layers": "all"},
-    "influence, all layers, calibrated": {"layers": "all", "num_calibration_fits": 1},
+    "influence, all layers, no folds": {"layers": "all", "num_folds": 0},
 }
 
 

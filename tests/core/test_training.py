@@ -181,7 +181,7 @@ def test_killed_process_resumes_to_the_same_weights(kill: signal.Signals, tmp_pa
         NeuBoots(),
         DeepEnsemble(num_members=2, vectorized=False),
         DeepEnsemble(num_members=2, vectorized=True),
-        InfluenceBootstrap(num_calibration_fits=2),
+        InfluenceBootstrap(layers="all"),
     ],
 )
 def test_run_killed_at_random_moments_resumes_to_the_same_weights(method: Any, tmp_path: Path) -> None:

@@ -105,13 +105,22 @@ class PostHocMethod(BaseMethod[P]):
         self._train_net(net, inputs)
         return self.make_predictor(net.eval(), inputs.data, inputs.config)
 
-    def from_trained(self, model: nn.Module, data: FitData, *, batch_size: int = 128, seed: int = 0) -> P:
+    def from_trained(
+        self,
+        model: nn.Module,
+        data: FitData,
+        *,
+        val_data: FitData | None = None,
+        batch_size: int = 128,
+        seed: int = 0,
+    ) -> P:
         """Create a predictor from a trained net, which is not changed.
 
         Args:
             model: The trained net; the predictor shares its weights. Pass a copy if the net is trained further, or
                 moved to another device or precision.
             data: The data it was trained on, as in `fit`.
+            val_data: Data that it was not trained on, for methods that use them, as `InfluenceBootstrap` does.
             batch_size: Examples that pass through the net at once.
             seed: Seed of random augmentations, and of random subsets and blocks of rows.
 
@@ -120,17 +129,19 @@ class PostHocMethod(BaseMethod[P]):
         """
         check_module(model)
         config = TrainingConfig(epochs=1, batch_size=batch_size, seed=seed)
-        predictor = self.make_predictor(StructureCopier().copy(unwrap_model(model)), data, config)
+        predictor = self.make_predictor(StructureCopier().copy(unwrap_model(model)), data, config, val_data)
         if (name := cast(Any, predictor).find_not_finite()) is not None:
             raise FloatingPointError(f"{name!r} became NaN or infinite: check the outputs of the net on these data")
         return predictor
 
-    def make_predictor(self, net: nn.Module, data: FitData, config: TrainingConfig) -> P:
+    def make_predictor(
+        self, net: nn.Module, data: FitData, config: TrainingConfig, val_data: FitData | None = None
+    ) -> P:
         """Create a predictor from a trained net, with the batches of a training config.
 
         For a stream `steps_per_epoch` of the config is the number of batches.
         """
-        return self._make_predictor(net, resolve_fit(net, data, config))
+        return self._make_predictor(net, resolve_fit(net, data, config, val_data))
 
 
 # -- modules that replace layers -----------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Validity(Study):
             return {part: curves.regressor_rows(job, numbers, _DATA_SEED, dict(self.regressor_options))}
         if part == "cost":
             others = curves.OTHERS if job["width"] == self.more[2] else ()
-            methods = (*curves.CALIBRATED, *curves.POST_HOC, *curves.TRAINED, *others)
+            methods = (*curves.POST_HOC, *curves.TRAINED, *others)
             return {part: curves.cost_rows(job["width"], self.training, self.num_samples, methods)}
         cell = _Cell(self, job, curves.make_problem(job["function"], job["noise"]))
         if part == "true":
@@ -166,7 +166,7 @@ class Validity(Study):
             "the function. The rules of the influence bootstrap were chosen, among several, on curves of this kind, "
             f"but on other data sets. {self._measured} The recommendation for a confidence band follows from this "
             'page: the influence bootstrap of the whole net, `InfluenceBootstrap(loss, layers="all")`, around any '
-            "trained net; for a wide net, if a second training is affordable, `fit` with `num_calibration_fits=1`. The "
+            "trained net. The "
             "regressor and the command use the first by default, with a Gaussian head and a correction for the early "
             "stop. "
             "A check over all cells compares the measured values with the criterion regardless of their errors; where "

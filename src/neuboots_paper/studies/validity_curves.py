@@ -5,6 +5,7 @@
 Dataset k of a problem is the same for every method. All post-hoc methods use the same trained net.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from neuboots._prng import derive_keys
 from neuboots.evaluation.coverage import SyntheticRegression, gaussian_noise, uniform_design
 from neuboots.loading import Batch
 from neuboots.methods import Deterministic, InfluenceBootstrap, Laplace, MCDropout, NeuBoots, create_method
 from neuboots.methods._vmap import StackedNets
+from neuboots.methods.influence._tangent import build_tangent_predictors
 from neuboots.nets import MLP
+from neuboots.posthoc import ScaledPredictor
 from neuboots.prediction import Method, Predictor
 from neuboots.training import Objective, TrainingConfig, initialize_model, resolve_fit, train
 from neuboots_paper._common import make_method
@@ -29,6 +33,7 @@ Row = dict[str, Any]
 
 BOOTSTRAP = "bayesian-bootstrap"
 LEVEL, Z = 0.95, 1.959963984540054
+_MAX_COMPARED_ROWS, _NUM_COMPARED = 512, 64  # training inputs and replicates at which deviations are compared
 _MAX_STACKED_WEIGHTS = 2_500_000  # of nets that are trained together, so that they stay in the cache
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -85,7 +90,6 @@ POST_HOC: dict[str, Callable[[], Any]] = {  # need a trained net
     "influence, refitted head": partial(_influence, refit=True),
     "laplace": lambda: Laplace(nn.MSELoss()),
 }
-CALIBRATED: dict[str, Callable[[], Any]] = {SCALED: partial(_influence, layers="all", num_calibration_fits=1)}
 TRAINED: dict[str, Callable[[], Any]] = {
     "neuboots-paper": lambda: NeuBoots.paper(nn.MSELoss()),
     "neuboots-paper-exp": lambda: replace(NeuBoots.paper(nn.MSELoss()), link="exp"),
@@ -173,11 +177,25 @@ def train_nets(
 def make_influence_predictors(
     net: nn.Module, replicate: nn.Module, data: TensorDataset, config: TrainingConfig
 ) -> tuple[Predictor, Predictor]:
-    """Predictors of `InfluenceBootstrap(layers="all")` without and with one calibration fit, from trained nets."""
+    """Predictors around a trained net: from training residuals; and with deviations times s, from a second net.
+
+        s² = max(1, Σ_x |f_w(x) − f̂(x)|² / Σ_x Var f_w(x))
+
+    f_w is a net that was trained on Dirichlet weights w from the same initial weights. The variance is that of raw
+    residuals, which f_w has as well.
+    """
     method = InfluenceBootstrap(nn.MSELoss(), layers="all")
-    inputs = resolve_fit(net, data, config)
-    scaled = method._scale_by_replicates(net, [replicate], inputs)
-    return scaled.inner, scaled
+    methods = [method, replace(method, residuals="raw")]
+    predictor, raw = build_tangent_predictors(methods, net, resolve_fit(net, data, config))
+    keys = derive_keys(torch.arange(len(data)), config.seed, "compared")
+    x = data.tensors[0][keys.argsort()[:_MAX_COMPARED_ROWS].sort().values]
+    with torch.no_grad():
+        center = net.eval()(x)
+        moved = float((replicate.eval()(x) - center).double().square().sum())
+    drawn = raw.predict(x, _NUM_COMPARED, seed=config.seed).samples - center
+    expected = float(drawn.double().square().sum()) / _NUM_COMPARED
+    scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
+    return predictor, ScaledPredictor(predictor, std_scale=(scale,))
 
 
 # -- rows ----------------------------------------------------------------------------------------------
@@ -237,10 +255,7 @@ def regressor_rows(job: Job, numbers: Sequence[int], seed: int, options: Mapping
 def cost_rows(
     width: int, training: Training, num_samples: int, methods: Sequence[str], n: int = 300, turns: int = 3
 ) -> list[Row]:
-    """Seconds of each method and of a plain training, measured alternately; the minimum of several turns.
-
-    A method with a calibration fit, whose cost is limited by a claim, has five times as many turns.
-    """
+    """Seconds of each method and of a plain training, measured alternately; the minimum of several turns."""
     problem = make_problem("smooth", "constant")
     data, config, model = problem.draw(n, seed=0, number=0), training.config(n, 0), net_factory(width)
 
@@ -251,13 +266,12 @@ def cost_rows(
         if method in POST_HOC:
             predictor = POST_HOC[method]().from_trained(net, data, batch_size=config.batch_size, seed=config.seed)
         else:
-            predictor = {**CALIBRATED, **TRAINED, **OTHERS}[method]().fit(model, data, config)
+            predictor = {**TRAINED, **OTHERS}[method]().fit(model, data, config)
         compute_moments(predictor, problem.grid, num_samples)
 
     net, rows = train_plain(), []
     for method in methods:
-        repeats = range(5 * turns if method in CALIBRATED else turns)
-        pairs = [(_seconds(train_plain), _seconds(partial(run, method))) for _ in repeats]
+        pairs = [(_seconds(train_plain), _seconds(partial(run, method))) for _ in range(turns)]
         plain, seconds = map(min, zip(*pairs, strict=True))
         rows.append({"method": method, "plain": plain, "seconds": seconds})
     return rows

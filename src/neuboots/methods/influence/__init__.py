@@ -15,30 +15,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from neuboots._prng import derive_keys
 from neuboots._validation import ArgumentError, check_choice, check_int, check_memory
-from neuboots.head import add_output_axis, compute_output, copy_net, eval_mode
+from neuboots.head import copy_net
 from neuboots.loading import check_length, select_examples
-from neuboots.losses import GaussianNLL, Loss
-from neuboots.methods._base import PostHocMethod, count_net_bytes, iterate_batches, register
+from neuboots.losses import GaussianNLL
+from neuboots.methods._base import PostHocMethod, count_net_bytes, register
 from neuboots.methods._least_squares import InfluencePredictor, infer_likelihood
-from neuboots.methods._vmap import StackedNets
-from neuboots.methods.ensembles import fit_members
 from neuboots.methods.influence._head import HeadPredictor, build_head_predictor, check_head
-from neuboots.methods.influence._tangent import TangentPredictor, build_tangent_predictors, check_tangent
-from neuboots.posthoc import ScaledPredictor
-from neuboots.prediction import Predictor
+from neuboots.methods.influence._tangent import HeldOut, TangentPredictor, build_tangent_predictors, check_tangent
 from neuboots.training import FitInputs, initialize_model
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
-_MAX_COMPARED_ROWS = 512  # training inputs at which deviations are compared
-_NUM_SAMPLES = 64  # first-order replicates at each
+_MIN_FOLD_ROWS = 4  # of each fold; with fewer rows the training residuals decide
 Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
 
@@ -50,7 +46,7 @@ Residuals = Literal["smooth", "hc3", "hc2", "raw"]
     reference="Jaeckel, Bell Laboratories 1972; Giordano, Stephenson, Liu, Jordan and Broderick, AISTATS 2019",
 )
 @dataclass(frozen=True)
-class InfluenceBootstrap(PostHocMethod[Predictor]):
+class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
     """Influence bootstrap of a net.
 
     Weights that were frozen in training are moved like the others: choose the layers that were trained.
@@ -70,8 +66,10 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
             up to the number of parameters of the head.
         max_kernel_rows: Maximum of rows × outputs of the kernel matrix of several layers; beyond it a random subset of
             the rows is used, and deviations are scaled accordingly.
-        num_calibration_fits: Number of replicates that `fit` trains from the same initial weights to set the size of
-            the deviations, where the net moves further than to first order. Each costs a training.
+        num_folds: Number K of folds of the training data, of four rows at least. With several layers and no validation
+            data, `fit` also trains a net without each fold. Their errors at the rows of the folds set the level of the
+            noise, and the width of the band where the data do not determine the net. That costs K − 1 trainings. 0:
+            training residuals, which are too small if the net nearly interpolates. Validation data replace the folds.
         head: Name of the last layer; None finds it. Only with `layers=1`.
 
     Example:
@@ -91,7 +89,7 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
     weight_distribution: WeightDistribution = field(default_factory=Dirichlet)
     num_blocks: int | None = None
     max_kernel_rows: int = MAX_KERNEL_ROWS
-    num_calibration_fits: int = 0
+    num_folds: int = 2
     head: str | None = None
 
     def __post_init__(self) -> None:
@@ -107,7 +105,8 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
             raise ArgumentError("ridge", ridge, "λ/n, a number ≥ 0, or None")
         if self.residuals is not None:
             check_choice("residuals", self.residuals, get_args(Residuals))
-        check_int("num_calibration_fits", self.num_calibration_fits, minimum=0)
+        if check_int("num_folds", self.num_folds, minimum=0) == 1:
+            raise ArgumentError("num_folds", 1, "0, or at least 2")
         if self.num_blocks is not None:
             check_int("num_blocks", self.num_blocks, minimum=2)  # a single block has no spread
         check_int("max_kernel_rows", self.max_kernel_rows, minimum=2)
@@ -123,88 +122,47 @@ class InfluenceBootstrap(PostHocMethod[Predictor]):
     def _check(self, net: nn.Module, inputs: FitInputs) -> object:
         return (check_head if self.layers == 1 else check_tangent)(self, net, inputs)
 
-    def _fit(self, inputs: FitInputs) -> Predictor:
-        if not self.num_calibration_fits:
-            return super()._fit(inputs)
+    def _fit(self, inputs: FitInputs) -> InfluencePredictor:
         net = initialize_model(inputs.factory, inputs.config.seed)
         self._check(net, inputs)
-        fit_bytes = count_net_bytes(net) + 4 * check_length(inputs.data)
-        hint = "use fewer; 10 are enough"
-        check_memory(
-            "num_calibration_fits", self.num_calibration_fits, self.num_calibration_fits * fit_bytes, hint=hint
-        )
-        numbers = range(self.num_calibration_fits)
-        try:
-            replicates = [copy_net(net) for _ in numbers]
-        except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
-            replicates = [initialize_model(inputs.member_factory, inputs.config.seed) for _ in numbers]
-        net, *replicates = self._train_with_replicates([net, *replicates], inputs)
-        return self._scale_by_replicates(net, replicates, inputs)
+        folds = self._make_folds(net, inputs)
+        self._train_net(net, inputs)
+        for k, (fold, data, _, _) in enumerate(folds):
+            folder = None if inputs.config.folder is None else Path(inputs.config.folder) / f"fold-{k}"
+            part = replace(inputs, data=data, config=replace(inputs.config, folder=folder))
+            self._train_net(fold, part, title=f"fold {k + 1}/{len(folds)}")
+            fold.eval()
+        held_out = [HeldOut(net, inputs.data, inputs.val_data)] if inputs.val_data is not None else folds
+        return self._make_with_held_out(net.eval(), inputs, held_out)
+
+    def _make_folds(self, net: nn.Module, inputs: FitInputs) -> list[HeldOut]:
+        """Copies of the net before its training, each with a part of the data for the training, and the rest."""
+        n = check_length(inputs.data)
+        count = min(self.num_folds, n // _MIN_FOLD_ROWS)
+        if self.layers == 1 or inputs.val_data is not None or count < 2:
+            return []
+        check_memory("num_folds", count, count * count_net_bytes(net), hint="use fewer")
+        order = derive_keys(torch.arange(n), inputs.config.seed, "folds").argsort()
+        folds = []
+        for k in range(count):
+            held = order[k::count].sort().values
+            rest = order[torch.arange(n) % count != k].sort().values
+            data, held_out = (select_examples(inputs.data, rows.tolist()) for rows in (rest, held))
+            try:
+                copy = copy_net(net)
+            except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
+                copy = initialize_model(inputs.member_factory, inputs.config.seed)
+            folds.append(HeldOut(copy, data, held_out, held))
+        return folds
 
     def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> InfluencePredictor:
-        if self.num_calibration_fits:
-            raise ArgumentError("num_calibration_fits", self.num_calibration_fits, "0 with from_trained; use fit")
-        return self._make_predictors([self], net, inputs)[0]
+        held_out = [] if inputs.val_data is None else [HeldOut(net, inputs.data, inputs.val_data)]
+        return self._make_with_held_out(net, inputs, held_out)
 
-    def _make_predictors(
-        self, methods: Sequence["InfluenceBootstrap"], net: nn.Module, inputs: FitInputs
-    ) -> Sequence[InfluencePredictor]:
-        """Predictors of methods that differ in residuals, weight distribution and blocks only."""
+    def _make_with_held_out(self, net: nn.Module, inputs: FitInputs, held_out: Sequence[HeldOut]) -> InfluencePredictor:
         if self.layers == 1:
-            return [build_head_predictor(method, net, inputs) for method in methods]
-        return build_tangent_predictors(methods, net, inputs)
-
-    def _train_with_replicates(self, nets: Sequence[nn.Module], inputs: FitInputs) -> list[nn.Module]:
-        """Train the first net as it is, the others on Dirichlet weights, all with rows in the same order."""
-        n, count, config = check_length(inputs.data), len(nets) - 1, inputs.config
-        keys = derive_keys(torch.arange(count), config.seed, "true replicate")
-        members = fit_members(
-            nets,
-            inputs.data,
-            config,
-            loss=self.loss,
-            seeds=[config.seed] * (1 + count),
-            weights=torch.cat([torch.ones(1, n), Dirichlet().sample(keys, n).float()]),  # (1 + K, n)
-            identity=replace(self, num_calibration_fits=0),
-            val_data=inputs.val_data,
-        )
-        return [net.eval() for net in (members.nets() if isinstance(members, StackedNets) else members)]
-
-    def _scale_by_replicates(
-        self, net: nn.Module, replicates: Sequence[nn.Module], inputs: FitInputs
-    ) -> ScaledPredictor:
-        """The predictor around a trained net with its deviations times s, from K replicates f_k trained on weights w_k.
-
-            s² = max(1, Σ_k Σ_x |f_k(x) − f̂(x)|² / K Σ_x Var f_w(x))
-
-        To first order a net moves by J Δθ; a real one may move further, the wider it is. The variance in the
-        denominator is that of raw residuals, which a trained replicate has as well. Few replicates give a noisy ratio,
-        and the first order is seldom too large: a ratio below 1 is ignored.
-        """
-        raw_method = replace(self, residuals="raw", weight_distribution=Dirichlet())  # as the replicates are trained
-        predictor, raw = self._make_predictors([self, raw_method], net, inputs)
-        loss, data, config = self.loss, inputs.data, inputs.config
-        keys = derive_keys(torch.arange(check_length(data)), config.seed, "compared")
-        rows = keys.argsort()[:_MAX_COMPARED_ROWS].sort().values
-        moved = expected = 0.0
-        with torch.no_grad(), eval_mode(nn.ModuleList([net, *replicates])):
-            for batch in iterate_batches(select_examples(data, rows.tolist()), config):
-                center, *others = (add_output_axis(compute_output(each, batch.x)) for each in (net, *replicates))
-                drawn = raw.predict(batch.x, _NUM_SAMPLES, seed=config.seed).samples - center
-                moved += sum(_sum_squares(loss, other - center, dim=1) for other in others) / len(replicates)
-                expected += _sum_squares(loss, drawn, dim=2) / _NUM_SAMPLES
-        scale = math.sqrt(max(1.0, moved / expected)) if expected > 0 else 1.0
-        outputs = center.shape[1] // 2 if isinstance(loss, GaussianNLL) else center.shape[1]
-        return ScaledPredictor(predictor, std_scale=(scale,) * outputs)
-
-
-def _sum_squares(loss: Loss, change: Tensor, *, dim: int) -> float:
-    """Σ change² of the means of a Gaussian head, of differences between logits, or of the outputs along `dim`."""
-    if isinstance(loss, GaussianNLL):
-        change = change.chunk(2, dim)[0]
-    if isinstance(loss, nn.CrossEntropyLoss):
-        change = change - change.mean(dim, keepdim=True)  # adding a constant to all logits changes nothing
-    return float(change.double().square().sum())
+            return build_head_predictor(self, net, inputs)
+        return build_tangent_predictors([self], net, inputs, held_out=held_out)[0]
 
 
 __all__ = ["MAX_KERNEL_ROWS", "HeadPredictor", "InfluenceBootstrap", "InfluencePredictor", "TangentPredictor"]

@@ -10,22 +10,24 @@ The kernel matrix has (n·C)² elements. Beyond `max_kernel_rows` a random subse
 scaled by √(m/n), since H and the sum of squared gradients both grow with n.
 """
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten, treespec_dumps, treespec_loads
+from torch.utils.data import Dataset
 
-from neuboots._prng import derive_keys
+from neuboots._prng import derive_keys, draw_normal
 from neuboots._validation import ArgumentError, Count, available_memory, check_memory, check_types
 from neuboots.head import (
     add_output_axis,
@@ -76,6 +78,9 @@ _MAX_STORED_ELEMENTS = 1 << 26  # of the deviations of all inputs; beyond: compu
 _MAX_TILE_ELEMENTS = 1 << 28  # of explicit rows of J that are held; beyond: computed again
 _COLUMNS = 1 << 12  # of explicit rows of J that are multiplied at once
 _BATCH_ROWS = 256
+_MAX_HELD_OUT = 512  # rows × outputs of held-out data whose errors have a joint likelihood
+_NUM_RATIOS = 81  # of τ²/s² that are tried, twice
+_NUM_DRAWS = 64  # of outputs of held-out rows of a classifier
 _MANY_PASSES, _MAX_PASSES = 30_000, 3_000_000  # backward passes that are worth a warning, and that are refused
 
 
@@ -271,6 +276,27 @@ class Jacobian:
         parts = [f.d.square().sum(-1, keepdim=True) * f.a.square()[:, None] for f in rows.factors]
         return torch.cat([rows.z.new_zeros(len(rows.z), rows.outputs, 0), *parts], -1)
 
+    def diagonal(self, rows: JacobianRows) -> Tensor:
+        """k(x, x) of each output in double precision, without those of two outputs: (N, C)."""
+        total = self.squares(rows).double().sum(-1)
+        for start, tile in self._tiles(rows) if self._explicit else ():
+            total[start : start + len(tile)] += tile.double().square().sum(-1)
+        return total
+
+    def direction_elements(self, rows: JacobianRows) -> int:
+        """How many numbers the product with a direction needs: its weights, or the outputs of the widest layer."""
+        sizes = [factors.a.shape[1] * factors.d.shape[2] for factors in rows.factors]
+        outputs = [len(rows.z) * factors.d.shape[2] for factors in rows.factors]
+        return max(1, sum(sizes) + self._explicit_size, *outputs)
+
+    def draw_directions(self, rows: JacobianRows, keys: Tensor) -> list[Tensor]:
+        """Directions of the weights z ~ N(0, 1) for B keys, in parts as `pull` gives them: (B, O, D + 1), or (B, *)."""
+        shapes: list[Sequence[int]] = [(factors.d.shape[2], factors.a.shape[1]) for factors in rows.factors]
+        shapes += [self.net.get_parameter(name).shape for name in self._explicit]
+        sizes = [math.prod(shape) for shape in shapes]
+        drawn = torch.split(draw_normal(keys, sum(sizes)).to(rows.z), sizes, 1)
+        return [part.view(len(keys), *shape) for part, shape in zip(drawn, shapes, strict=True)]
+
     def _verify_factors(self, example: Any, names: dict[int, str]) -> list[str]:
         """The Linear layers whose factors give their gradient: weights may also be used elsewhere."""
         rows = self.rows(example)
@@ -415,18 +441,22 @@ def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
 
 
 class TangentModel(nn.Module):
-    """What prediction needs: the net, the training inputs, and the influence of each block in the eigenbasis.
+    """What prediction needs: the net, the training inputs, and the linear model in its eigenbasis.
 
     Args:
         net: The trained net.
         layers: Number of last layers that are bootstrapped, or "all".
         outputs: Number of leading outputs that are bootstrapped; None is all.
         spec: Structure of the inputs (a tensor, tuple or dict), as torch's pytree serializes it.
-        tensors: `basis`, L V: (n·C, r), `influence`, (W + λ)⁻¹ Vᵀ ũ by block: (r, S), and the training inputs.
+        tensors: `basis`, L V: (n·C, r), `influence`, (W + λ)⁻¹ Vᵀ ũ by block: (r, S), and the training inputs; with a
+            prior also `prior`, τ: (C,), and `inverted`, (W + λ)⁻¹, and `shrink`, (W + 2λ)(W + λ)⁻²: (r,).
     """
 
     basis: Tensor
     influence: Tensor
+    prior: Tensor
+    inverted: Tensor
+    shrink: Tensor
 
     def __init__(
         self, net: nn.Module, layers: Layers, outputs: int | None, spec: str, tensors: dict[str, Tensor]
@@ -440,6 +470,11 @@ class TangentModel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": None}
 
+    @property
+    def has_prior(self) -> bool:
+        """Whether replicates also differ in directions that the data do not determine."""
+        return "prior" in self._buffers
+
     def jacobian(self) -> tuple[Jacobian, JacobianRows]:
         """J, and its rows at the training inputs; cached until a weight, the precision or the device changes."""
         inputs = [tensor for name, tensor in self.named_buffers(recurse=False) if name.startswith("input_")]
@@ -450,6 +485,13 @@ class TangentModel(nn.Module):
             jacobian = Jacobian(self.net, self.layers, sample_rows(x), outputs=self.outputs)
             self._cache = key, jacobian, jacobian.rows(x)
         return self._cache[1:]
+
+
+class _Chunk(NamedTuple):
+    """Some inputs of a prediction: J, and k(x, X) L V in double precision: (N·C, r)."""
+
+    rows: JacobianRows
+    along: Tensor
 
 
 @dataclass(frozen=True)
@@ -475,48 +517,79 @@ class TangentPredictor(InfluencePredictor):
 
     def deviations(self, x: Any) -> tuple[Tensor, Tensor]:
         """f̂(x), (N, C), and by how much a unit of each block's weight moves it: (N, C, S)."""
-        outputs, moved = zip(*self._chunks(x), strict=True)
+        outputs, moved = zip(*((chunk.rows.z, self._moved(chunk)) for chunk in self._chunks(x)), strict=True)
         return torch.cat(outputs), torch.cat(moved)
 
-    def _chunks(self, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """`deviations`, some inputs at a time."""
+    def _chunks(self, x: Any) -> Iterator[_Chunk]:
+        """Some inputs at a time."""
         tangent = self.tangent
         jacobian, train = tangent.jacobian()
         for chunk in row_slices(count_rows(x), _CHUNK_ELEMENTS // (train.outputs**2 * len(train.z))):
             rows = jacobian.rows(take_rows(x, chunk))
             kernel = jacobian.kernel(rows, train)
-            part = (kernel @ tangent.basis.to(kernel) @ tangent.influence.to(kernel)).to(rows.z)
-            yield rows.z, part.view(len(rows.z), rows.outputs, part.shape[-1])
+            yield _Chunk(rows, kernel @ tangent.basis.to(kernel))
+
+    def _moved(self, chunk: _Chunk) -> Tensor:
+        """By how much a unit of each block's weight moves the outputs: (N, C, S)."""
+        rows, along = chunk
+        part = (along @ self.tangent.influence.to(along)).to(rows.z)
+        return part.view(len(rows.z), rows.outputs, part.shape[-1])
+
+    def _std(self, chunk: _Chunk, moved: Tensor) -> Tensor:
+        """Standard deviation of the replicates, zero for outputs that are not bootstrapped: like the outputs (N, ·)."""
+        tangent, (rows, along) = self.tangent, chunk
+        v, c = self.weight_distribution.covariance(moved.shape[2])
+        variance = (v - c) * moved.square().sum(-1) + c * moved.sum(-1).square()  # (N, C)
+        if tangent.has_prior:
+            left = tangent.jacobian()[0].diagonal(rows) - (along.square() @ tangent.shrink.to(along)).view_as(variance)
+            variance = variance + (left * tangent.prior.to(left).square()).to(variance)
+        std = torch.zeros_like(rows.z)
+        std[:, : rows.outputs] = variance.clamp_min(0.0).sqrt()
+        return std
+
+    def _draw_prior(self, start: int, stop: int, seed: int) -> tuple[list[Tensor], Tensor]:
+        """Directions z ~ N(0, 1) of the weights, and (W + λ)⁻¹ VᵀLᵀ J(X) z: (r, B)."""
+        tangent, (jacobian, train) = self.tangent, self.tangent.jacobian()
+        directions = jacobian.draw_directions(train, derive_keys(torch.arange(start, stop), seed, "prior"))
+        pushed = jacobian.push(train, directions).to(tangent.basis.dtype).flatten(0, 1)
+        return directions, tangent.inverted[:, None] * (tangent.basis.T @ pushed)
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         x = cast_inputs(self.net, x)
-        blocks = self.tangent.influence.shape[1]
-        elements = count_rows(x) * blocks * self.tangent.jacobian()[1].outputs
-        stored = [*self._chunks(x)] if elements <= _MAX_STORED_ELEMENTS else None  # beyond that: computed again
-        v, c = self.weight_distribution.covariance(blocks)
+        tangent = self.tangent
+        blocks, rank = tangent.influence.shape[1], tangent.influence.shape[0] * tangent.has_prior
+        jacobian, train = tangent.jacobian()
+        elements = count_rows(x) * (blocks + rank) * train.outputs
+        Part = tuple[_Chunk, Tensor]
 
-        def moments() -> Iterator[tuple[Tensor, Tensor]]:
-            for output, moved in stored or self._chunks(x):
-                std = torch.zeros_like(output)
-                variance = (v - c) * moved.square().sum(-1) + c * moved.sum(-1).square()
-                std[:, : moved.shape[1]] = variance.clamp_min(0.0).sqrt()
-                yield output, std
+        def parts() -> Iterator[Part]:
+            return ((chunk, self._moved(chunk)) for chunk in self._chunks(x))
 
-        def samples(change: Tensor) -> Iterator[Tensor]:
-            for output, moved in stored or self._chunks(x):
-                replicates = output.repeat(len(change), *[1] * output.ndim)
-                replicates[:, :, : moved.shape[1]] += (moved @ change.to(moved).T).movedim(-1, 0)
+        stored = [*parts()] if elements <= _MAX_STORED_ELEMENTS else None  # beyond that: computed again
+
+        def samples(start: int, stop: int) -> Iterator[Tensor]:
+            alphas = draw_replicate_weights(self.weight_distribution, blocks, start, stop, seed) - 1.0
+            directions, solved = self._draw_prior(start, stop, seed) if tangent.has_prior else ([], None)
+            for (rows, along), moved in stored or parts():
+                replicates = rows.z.repeat(stop - start, 1, 1)  # (B, N, ·)
+                change = moved @ alphas.to(moved).T  # (N, C, B)
+                if solved is not None:
+                    free = jacobian.push(rows, directions) - (along @ solved.to(along)).view_as(change).to(change)
+                    change = change + tangent.prior.to(change)[:, None] * free
+                replicates[:, :, : rows.outputs] += change.movedim(-1, 0)
                 yield replicates
 
         def chunks(size: int) -> Iterator[Tensor]:
             # one pass over all inputs serves as many replicates as memory allows
             group = size if stored else size * max(1, _MAX_STORED_ELEMENTS // (2 * size * (elements // blocks)))
+            if tangent.has_prior:
+                group = min(group, max(1, _MAX_STORED_ELEMENTS // jacobian.direction_elements(train)))
             for start in range(0, num_samples, group):
                 stop = min(start + group, num_samples)
-                alphas = draw_replicate_weights(self.weight_distribution, blocks, start, stop, seed)
-                yield from torch.split(torch.cat([*samples(alphas - 1.0)], 1), size)  # (group, N, C)
+                yield from torch.split(torch.cat([*samples(start, stop)], 1), size)  # (group, N, C)
 
-        output, std = (torch.cat(part) for part in zip(*moments(), strict=True))
+        moments = ((chunk.rows.z, self._std(chunk, moved)) for chunk, moved in stored or parts())
+        output, std = (torch.cat(part) for part in zip(*moments, strict=True))
         return SampleStream(num_samples, 2 * num_bytes(output) + 8 * blocks, chunks, Moments(output, std))
 
     def config(self) -> dict[str, Any]:
@@ -562,58 +635,251 @@ def check_tangent(method: "InfluenceBootstrap", net: nn.Module, inputs: FitInput
     return outputs
 
 
+class HeldOut(NamedTuple):
+    """A net, the data that it was trained on, and data that it was not trained on, of the same distribution."""
+
+    net: nn.Module
+    data: Dataset[Any]
+    held_out: Dataset[Any]
+    numbers: Tensor | None = None  # of the held-out rows in the training data of the method
+
+
+class _LinearModel:
+    """The linear model of a trained net at m of its training rows: LᵀKL = V W Vᵀ, and the ridge λ.
+
+    It predicts y = f(x) + noise with f ~ f̂ + τ · GP(0, k) and whitened noise of variance s². Of its error at x, x′
+
+        E(x, x′) = τ² [k(x, x′) − q(x)ᵀ (W + 2λ)(W + λ)⁻² q(x′)] + s² q(x)ᵀ (W + λ)⁻² q(x′),   q(x) = VᵀLᵀ k(X, x)
+
+    the first part is what the rows do not determine, and the bias; the second is their noise.
+    """
+
+    def __init__(
+        self, method: "InfluenceBootstrap", net: nn.Module, inputs: FitInputs, outputs: int, *, weighted: bool = False
+    ) -> None:
+        self.net, self.loss = net, method.loss
+        self.x, y, self.index, self.fraction = _read_rows(inputs, method.max_kernel_rows // outputs)
+        self.jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, self.x)), outputs=outputs)
+        self.rows = rows = self.jacobian.rows(cast_inputs(net, self.x))
+        n = len(rows.z)
+        self.y, weight = (y[:, :-1], y[:, -1:]) if weighted else (y, torch.ones(n, 1))
+        root, self.residual, self.num_valid = _working_residuals(method.loss, rows, self.y)
+        self.scale = weight.to(self.residual).sqrt()
+        self.root = root * self.scale[:, :, None]  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
+        passes = self.jacobian.count_passes(n, outputs)
+        with progress_bar("Jacobian", passes, enabled=inputs.config.progress and passes > 0) as advance:
+            self.jacobian.on_row = partial(advance, "Jacobian")
+            kernel = self.jacobian.kernel(rows, rows)
+        self.magnitude = float(kernel.diagonal().mean())  # of k(x, x)
+        kernel = torch.einsum("ned,nemf->ndmf", self.root, kernel.view(n, outputs, n, outputs))
+        kernel = torch.einsum("ndmf,mfg->ndmg", kernel, self.root).reshape(n * outputs, n * outputs)
+        values, vectors = torch.linalg.eigh(kernel)
+        values = values.clamp_min(0.0)
+        if method.ridge is None:
+            target = torch.einsum("ned,ne->nd", self.root, self.jacobian.along(rows)) + self.residual * self.scale
+            squares, size = (vectors.T @ target.flatten()).square(), float((self.residual * self.scale).square().sum())
+            softmax = isinstance(method.loss, nn.CrossEntropyLoss)  # one degree of freedom less
+            self.ridge = choose_ridge(values, squares, 0.0, self.num_valid * (outputs - softmax), residual=size)
+        else:
+            self.ridge = self.num_valid * float(method.ridge)
+        inverted = ridge_inverse(values, self.ridge)
+        self.degrees_of_freedom = float((values * inverted).sum())
+        self.values, self.vectors = values, vectors
+        kept = values > values[-1] * torch.finfo(values.dtype).eps * len(values)  # others are rounding
+        self.kept, self.inverted = kept, inverted[kept]
+        self.shrink = self.inverted * (1.0 + self.ridge * self.inverted)  # (W + 2λ)(W + λ)⁻²
+        self.basis = (self.root @ vectors.view(n, outputs, -1)).flatten(0, 1)[:, kept]
+
+    def error_covariance(self, rows: JacobianRows) -> tuple[Tensor, Tensor]:
+        """The covariances of the error at M inputs for τ = 1 and for s = 1: (M·C, M·C) each."""
+        q = self.jacobian.kernel(rows, self.rows) @ self.basis
+        free = self.jacobian.kernel(rows, rows) - (q * self.shrink) @ q.T
+        return free, self.fraction * (q * self.inverted.square()) @ q.T
+
+    def influence(self, residual: Tensor) -> Tensor:
+        """(W + λ)⁻¹ Vᵀ ũ by row, for corrected residuals ũ (n, C): (r, n)."""
+        n, outputs = residual.shape
+        along = torch.einsum("nek,ne->kn", self.vectors.view(n, outputs, -1), residual * self.scale)
+        influence: Tensor = self.fraction**0.5 * self.inverted[:, None] * along[self.kept]
+        return influence
+
+
 def build_tangent_predictors(
-    methods: Sequence["InfluenceBootstrap"], net: nn.Module, inputs: FitInputs, *, weighted: bool = False
+    methods: Sequence["InfluenceBootstrap"],
+    net: nn.Module,
+    inputs: FitInputs,
+    *,
+    held_out: Sequence[HeldOut] = (),
+    weighted: bool = False,
 ) -> list[TangentPredictor]:
     """The influence bootstrap of the last layers of a trained net, from the data it was trained on.
 
     The methods differ in residuals, weight distribution and blocks only: LᵀKL = V W Vᵀ is decomposed once. With
-    `weighted` the last column of the targets (N, k + 1) is the factor of the row's loss.
+    `weighted` the last column of the targets (N, k + 1) is the factor of the row's loss. Rows that are held out from
+    this net, or from others that were trained on parts of the data, decide on τ and on the level of the noise.
     """
     method = methods[0]
     outputs = check_tangent(method, net, inputs)
-    x, y, fraction = _read_rows(inputs, method.max_kernel_rows // outputs)
-    jacobian = Jacobian(net, method.layers, sample_rows(cast_inputs(net, x)), outputs=outputs)
-    rows = jacobian.rows(cast_inputs(net, x))
-    n = len(rows.z)
-    y, weight = (y[:, :-1], y[:, -1:]) if weighted else (y, torch.ones(n, 1))
-    root, residual, num_valid = _working_residuals(method.loss, rows, y)
-    scale = weight.to(residual).sqrt()
-    root = root * scale[:, :, None]  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
-    passes = jacobian.count_passes(n, outputs)
-    with progress_bar("Jacobian", passes, enabled=inputs.config.progress and passes > 0) as advance:
-        jacobian.on_row = partial(advance, "Jacobian")
-        kernel = jacobian.kernel(rows, rows)
-    kernel = torch.einsum("ned,nemf->ndmf", root, kernel.view(n, outputs, n, outputs))
-    kernel = torch.einsum("ndmf,mfg->ndmg", kernel, root).reshape(n * outputs, n * outputs)
-    values, vectors = torch.linalg.eigh(kernel)
-    values = values.clamp_min(0.0)
-    if method.ridge is None:
-        target = (torch.einsum("ned,ne->nd", root, jacobian.along(rows)) + residual * scale).flatten()
-        squares, size = (vectors.T @ target).square(), float((residual * scale).square().sum())
-        softmax = isinstance(method.loss, nn.CrossEntropyLoss)  # one degree of freedom less
-        ridge = choose_ridge(values, squares, 0.0, num_valid * (outputs - softmax), residual=size)
-    else:
-        ridge = num_valid * float(method.ridge)
-    inverted = ridge_inverse(values, ridge)
-    kept = values > values[-1] * torch.finfo(values.dtype).eps * len(values)  # others are rounding
-    leaves, spec = tree_flatten(x)
+    model = _LinearModel(method, net, inputs, outputs, weighted=weighted)
+    n = len(model.rows.z)
+    leaves, spec = tree_flatten(model.x)
     stored = {f"input_{k}": leaf for k, leaf in enumerate(leaves)}
-    by_row, psi = vectors.view(n, outputs, -1), vectors * values.sqrt()
-    predictors, df = [], float((values * inverted).sum())
+    errors = _fit_errors(method, model, held_out, inputs, weighted=weighted) if held_out else None
+    if errors is not None:
+        prior = (errors.prior / model.magnitude).sqrt()
+        stored |= {"prior": prior, "inverted": model.inverted, "shrink": model.shrink}
+    psi = model.vectors * model.values.sqrt()
+    predictors = []
     for each in methods:
         # the noise is that of the targets, whatever the factor of a row's loss
-        corrected = scale * _correct_residuals(each.correction, residual, psi, values, ridge, fraction)
-        influence = torch.einsum("nek,ne->kn", by_row, corrected)  # Vᵀ ũ
-        influence = fraction**0.5 * (inverted[:, None] * influence)[kept]  # (r, n)
+        residual, fraction = model.residual, model.fraction
+        if errors is not None and errors.residual is not None:
+            residual, fraction = errors.residual, 0.0  # no row has leverage on a net that it is held out from
+        corrected = _correct_residuals(each.correction, residual, psi, model.values, model.ridge, fraction)
+        if errors is not None and errors.noise is not None:
+            level = corrected.square().mean(0).clamp_min(torch.finfo(corrected.dtype).tiny)
+            corrected = corrected * (errors.noise / level).sqrt()
+        influence = model.influence(corrected)
         if each.num_blocks is not None:
             # not stratified by y: blocks of the same mixture have the same sum of residuals, and no spread
             blocks = assign_blocks(n, each.num_blocks, seed=inputs.config.seed).to(influence.device)
             influence = influence.new_zeros(len(influence), each.num_blocks).index_add_(1, blocks, influence)
-        tensors = {"basis": (root @ by_row).flatten(0, 1)[:, kept], "influence": influence, **stored}
+        tensors = {"basis": model.basis, "influence": influence, **stored}
         tangent = TangentModel(net, method.layers, outputs, treespec_dumps(spec), tensors)
-        predictors.append(TangentPredictor(each.weight_distribution, ridge / num_valid, df, tangent))
+        ridge = model.ridge / model.num_valid
+        predictors.append(TangentPredictor(each.weight_distribution, ridge, model.degrees_of_freedom, tangent))
     return predictors
+
+
+# -- errors at held-out rows ---------------------------------------------------------------------------
+
+
+class _Errors(NamedTuple):
+    """What held-out rows say about the error of the net.
+
+    Attributes:
+        prior: τ², relative to the mean of k(x, x): (C,).
+        noise: s², of whitened noise: (C,); None for classes, whose noise is that of their probabilities.
+        residual: Whitened residuals of the rows of the kernel, each of a net that was not trained on it: (n, C), or
+            None.
+    """
+
+    prior: Tensor
+    noise: Tensor | None = None
+    residual: Tensor | None = None
+
+
+def _fit_errors(
+    method: "InfluenceBootstrap",
+    model: _LinearModel,
+    held_out: Sequence[HeldOut],
+    inputs: FitInputs,
+    *,
+    weighted: bool,
+) -> _Errors:
+    """Find the τ and s under which the errors at held-out rows have the largest likelihood."""
+    outputs, residual = model.rows.outputs, torch.full_like(model.residual, torch.nan)
+    errors: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(outputs)]
+    classes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for net, data, held, numbers in held_out:
+        part = model
+        if net is not model.net:
+            part = _LinearModel(method, net, replace(inputs, data=data), outputs, weighted=weighted)
+        if numbers is not None:  # of all rows of the kernel that this net has not seen
+            mine = torch.isin(model.index, numbers)
+            rows = part.jacobian.rows(cast_inputs(net, tree_map(lambda leaf: leaf[mine], model.x)))  # noqa: B023
+            residual[mine] = _working_residuals(model.loss, rows, model.y[mine])[1]
+        x, y, *_ = _read_rows(replace(inputs, data=held), max(2, _MAX_HELD_OUT // outputs))
+        y = y[:, :-1] if weighted else y
+        rows = part.jacobian.rows(cast_inputs(net, x))
+        root, error, _ = _working_residuals(model.loss, rows, y)
+        free, noise = part.error_covariance(rows)
+        free = free / part.magnitude
+        if not _has_noise(model.loss):
+            count, blocks = len(rows.z), (free, noise)
+            free, noise = (each.view(count, outputs, count, outputs).diagonal(dim1=0, dim2=2) for each in blocks)
+            classes.append((rows.z.double(), y, free.movedim(-1, 0), noise.movedim(-1, 0)))
+            continue
+        for c, found in enumerate(errors):
+            scale = root[:, c, c]  # of the noise: 1/σ(x)
+            some = scale.nonzero()[:, 0]  # others are ignored
+            at = outputs * some + c
+            own = noise[at][:, at] + torch.diag(scale[some] ** -2)
+            found.append((error[some, c] / scale[some], free[at][:, at], own))
+    if not _has_noise(model.loss):
+        return _Errors(torch.full((outputs,), _fit_class_prior(model.loss, classes)).to(residual))
+    prior, noise = torch.tensor([fit_error_variances(found) for found in errors]).to(residual).T
+    return _Errors(prior, noise, None if bool(residual.isnan().any()) else residual)
+
+
+def _has_noise(loss: Loss) -> bool:
+    """Whether the noise of the targets has a level of its own, as in a regression."""
+    return isinstance(loss, GaussianNLL | nn.MSELoss)
+
+
+def fit_error_variances(errors: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, float]:
+    """The τ² and s² that maximize Π N(r; 0, τ² C + s² N).
+
+    Args:
+        errors: Residuals r (M,) and the covariances C and N (M, M), N positive definite, of independent sets of rows.
+
+    Returns:
+        τ² and s².
+
+    Example:
+        >>> r, rows = torch.tensor([1.0, 1.0, -2.0], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+        >>> fit_error_variances([(r, 0 * rows, rows)])  # no signal: s² is the mean square
+        (0.0, 2.0)
+    """
+    squares, ratios, scale = [], [], 0.0
+    for r, free, noise in errors:
+        factor = torch.linalg.cholesky(noise)
+        half = torch.linalg.solve_triangular(factor, free, upper=False)
+        values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(factor, half.T, upper=False))
+        squares.append((vectors.T @ torch.linalg.solve_triangular(factor, r[:, None], upper=False))[:, 0].square())
+        ratios.append(values.clamp_min(0.0))
+    z, mu = torch.cat(squares), torch.cat(ratios)
+
+    def profile(ratio: Tensor) -> Tensor:
+        """−2 log likelihood at τ²/s², (K,), with the best s²."""
+        total = 1.0 + ratio[:, None] * mu
+        return len(z) * (z / total).mean(1).log() + total.log().sum(1)
+
+    scale = float(mu.mean())
+    if not scale > 0.0 or not bool((z > 0.0).any()):
+        return 0.0, float(z.mean())
+    grid = torch.cat([z.new_zeros(1), torch.logspace(-4.0, 4.0, _NUM_RATIOS, dtype=z.dtype) / scale])
+    best = float(grid[int(profile(grid).argmin())])
+    if best:
+        step = 8.0 / (_NUM_RATIOS - 1)
+        fine = best * torch.logspace(-step, step, _NUM_RATIOS, dtype=z.dtype)
+        best = float(fine[int(profile(fine).argmin())])
+    noise_level = float((z / (1.0 + best * mu)).mean())
+    return best * noise_level, noise_level
+
+
+def _fit_class_prior(loss: Loss, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> float:
+    """The τ² that maximizes the likelihood of held-out labels, averaged over outputs N(z, τ² C + N) of each row.
+
+    Args:
+        loss: Cross-entropy or binary cross-entropy.
+        rows: Outputs z (M, C), targets, and the covariances of each row's outputs C and N (M, C, C).
+    """
+    z, y, free, noise = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    normal = draw_normal(derive_keys(torch.arange(_NUM_DRAWS // 2), 0, "classes"), z.shape[1])
+    normal = torch.cat([normal, -normal]).to(z)  # (B, C)
+    mask = valid_mask(loss, y)
+    best, largest = 0.0, -math.inf
+    for ratio in [0.0, *torch.logspace(-3.0, 3.0, 25).tolist()]:
+        values, vectors = torch.linalg.eigh(ratio * free + noise)
+        root = vectors * values.clamp_min(0.0).sqrt()[:, None]
+        drawn = z + torch.einsum("mck,bk->bmc", root, normal)
+        losses = torch.stack([pointwise_losses(loss, each, y).reshape(len(z), -1).sum(1) for each in drawn])  # (B, M)
+        likelihood = torch.logsumexp(-losses, 0)
+        total = float((likelihood if mask is None else likelihood[mask]).mean())
+        if total > largest:
+            best, largest = ratio, total
+    return best
 
 
 def _correct_residuals(
@@ -661,15 +927,16 @@ def _working_residuals(loss: Loss, rows: JacobianRows, y: Tensor) -> tuple[Tenso
     return root[:, : rows.outputs, : rows.outputs], residual[:, : rows.outputs], num_valid
 
 
-def _read_rows(inputs: FitInputs, max_rows: int) -> tuple[Any, Tensor, float]:
-    """Inputs and targets of all rows in order, or of a random subset of `max_rows`, and their fraction of all."""
+def _read_rows(inputs: FitInputs, max_rows: int) -> tuple[Any, Tensor, Tensor, float]:
+    """Inputs, targets and numbers of all rows in order, or of a random subset of `max_rows`, and their fraction."""
     data, n = inputs.data, check_length(inputs.data)
+    index = torch.arange(n)
     if n > max_rows:
-        drawn = derive_keys(torch.arange(n), inputs.config.seed, "rows").argsort()[:max_rows].sort().values
-        data = select_examples(data, drawn.tolist())
+        index = derive_keys(index, inputs.config.seed, "rows").argsort()[:max_rows].sort().values
+        data = select_examples(data, index.tolist())
     batches = list(iterate_batches(data, inputs.config))
     try:
         x = tree_map(lambda *parts: torch.cat(parts), *(batch.x for batch in batches))
     except RuntimeError:
         raise ArgumentError("data", "inputs of several sizes", "inputs of one size", hint="use layers=1") from None
-    return x, torch.cat([batch.y for batch in batches]), min(1.0, max_rows / n)
+    return x, torch.cat([batch.y for batch in batches]), index, min(1.0, max_rows / n)

@@ -1,0 +1,323 @@
+"""Tests of the errors at held-out rows: their covariances, their likelihood, and the replicates that follow."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _nets import noise
+from _reference import standard_errors
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots._prng import derive_keys, draw_normal
+from neuboots.losses import GaussianNLL
+from neuboots.methods.influence import TangentPredictor, _tangent
+from neuboots.methods.influence._tangent import HeldOut, Jacobian, fit_error_variances
+from neuboots.nets import MLP
+from neuboots.training import EpochReport, resolve_fit
+
+CONFIG = TrainingConfig(epochs=2, batch_size=20, progress=False)
+WHOLE = InfluenceBootstrap(nn.MSELoss(), layers="all")
+
+
+def make_data(n: int, outputs: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    return noise(n, 3, seed=seed, dtype=torch.float64), noise(n, outputs, seed=seed + 1, dtype=torch.float64)
+
+
+def make_net(outputs: int = 1, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MLP(3, outputs, widths=(6,)).double().eval()
+
+
+def convolutional(outputs: int = 1) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4, outputs)
+        return nn.Sequential(*layers).double().eval()
+
+
+def rows_of_jacobian(net: nn.Module, x: Tensor, outputs: int) -> Tensor:
+    """J with one row for each output of each input: (N·C, P)."""
+    rows = []
+    for z in net(x)[:, :outputs].flatten():
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(z, list(net.parameters()), retain_graph=True)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("make", [make_net, convolutional])
+@pytest.mark.parametrize(("loss", "outputs"), [(nn.MSELoss(), 1), (nn.MSELoss(), 2), (GaussianNLL(), 1)])
+def test_error_covariance_matches_dense_matrices(loss: Any, outputs: int, make: Callable[..., nn.Module]) -> None:
+    """Of the error of f̂ + aᵀ(y − f̂) with a = (K + λΣ)⁻¹k: τ²[k − 2aᵀk + aᵀKa] + s² aᵀΣa."""
+    gaussian = isinstance(loss, GaussianNLL)
+    net, (x, y), new = make(outputs * (1 + gaussian)), make_data(12, outputs), make_data(4, seed=5)[0]
+    model = _tangent._LinearModel(replace(WHOLE, loss=loss, ridge=0.05), net, resolve_fit(net, (x, y), CONFIG), outputs)
+    J, j = rows_of_jacobian(net, x, outputs), rows_of_jacobian(net, new, outputs)
+    spread = net(x)[:, outputs:].detach().exp().flatten() if gaussian else torch.ones(len(J)).double()
+    K, k = J @ J.T, J @ j.T
+    a = torch.linalg.solve(K + 12 * 0.05 * torch.diag(spread), k)
+    free, scatter = model.error_covariance(model.jacobian.rows(new))
+    torch.testing.assert_close(free, j @ j.T - a.T @ k - k.T @ a + a.T @ K @ a, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(scatter, a.T @ torch.diag(spread) @ a, rtol=1e-6, atol=1e-8)
+
+
+def test_error_covariance_of_a_subset_counts_each_row_several_times() -> None:
+    net, (x, y), new = make_net(), make_data(24), make_data(4, seed=5)[0]
+    some = replace(WHOLE, ridge=0.05, max_kernel_rows=8)
+    model = _tangent._LinearModel(some, net, resolve_fit(net, (x, y), CONFIG), 1)
+    used = x[model.index].repeat(3, 1)
+    three = resolve_fit(net, (used, y[model.index].repeat(3, 1)), CONFIG)
+    whole = _tangent._LinearModel(replace(some, max_kernel_rows=24), net, three, 1)
+    for found, expected in zip(
+        model.error_covariance(model.jacobian.rows(new)), whole.error_covariance(whole.jacobian.rows(new)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+
+
+# -- likelihood ----------------------------------------------------------------------------------------
+
+
+def random_errors(n: int, prior: float, level: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """r ~ N(0, τ² C + s² N) of n rows."""
+    x = noise(n, 2, seed=seed, dtype=torch.float64)
+    free = (-torch.cdist(x, x).square()).exp()
+    scatter = torch.diag(1.0 + x[:, 0].square()) + 0.1 * free @ free / n
+    root = torch.linalg.cholesky(prior * free + level * scatter)
+    return root @ noise(n, seed=seed + 100, dtype=torch.float64), free, scatter
+
+
+@pytest.mark.parametrize(("prior", "level"), [(1.0, 0.2), (0.3, 1.0), (1e-2, 3.0)])
+def test_variances_maximize_the_likelihood(prior: float, level: float) -> None:
+    errors = [random_errors(n, prior, level, seed) for seed, n in enumerate((30, 20))]
+
+    def objective(logs: Any) -> float:
+        free, scale = np.exp(logs)
+        return -sum(
+            float(multivariate_normal.logpdf(r.numpy(), cov=(free * C + scale * N).numpy())) for r, C, N in errors
+        )
+
+    best = min(
+        (minimize(objective, np.log([a, 1.0]), method="Nelder-Mead") for a in (0.01, 1.0, 10.0)), key=lambda m: m.fun
+    )
+    found = fit_error_variances(errors)
+    smallest = objective(np.log(np.maximum(found, 1e-12)))
+    assert smallest <= best.fun + 1e-4
+    if found[0] > 1e-6:
+        np.testing.assert_allclose(found, np.exp(best.x), rtol=0.02)
+
+
+def test_variances_of_many_rows_are_found() -> None:
+    found = torch.tensor([fit_error_variances([random_errors(150, 0.5, 0.2, seed)]) for seed in range(10)])
+    mean, error = found.mean(0), found.std(0) / 10**0.5
+    assert bool(((mean - torch.tensor([0.5, 0.2])).abs() < standard_errors(2) * error).all())
+
+
+def test_errors_of_zero_have_no_variance() -> None:
+    _, free, scatter = random_errors(5, 1.0, 1.0, 0)
+    assert fit_error_variances([(torch.zeros(5).double(), free, scatter)]) == (0.0, 0.0)
+
+
+def test_prior_of_classes_maximizes_the_mean_probability() -> None:
+    """Against sums over the draws, one row after the other."""
+    z = 4 * noise(9, 3, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, -100])
+    root = noise(9, 3, 3, seed=1, dtype=torch.float64)
+    free, scatter = root @ root.mT, 0.1 * torch.eye(3).double().expand(9, 3, 3)
+    normal = draw_normal(derive_keys(torch.arange(32), 0, "classes"), 3)
+    normal = torch.cat([normal, -normal])
+    totals = {}
+    for ratio in [0.0, *torch.logspace(-3.0, 3.0, 25).tolist()]:
+        total = 0.0
+        for i in range(8):
+            values, vectors = torch.linalg.eigh(ratio * free[i] + scatter[i])
+            drawn = z[i] + normal @ (vectors * values.sqrt()).T
+            total += float(drawn.softmax(1)[:, y[i]].mean().log())
+        totals[ratio] = total
+    assert _tangent._fit_class_prior(nn.CrossEntropyLoss(), [(z, y, free, scatter)]) == max(
+        totals, key=totals.__getitem__
+    )
+    confident = [(10 * torch.eye(3).double()[y.clamp_min(0)], y, free, scatter)]
+    assert _tangent._fit_class_prior(nn.CrossEntropyLoss(), confident) < 1e-2
+    logits = [(z[:, :1], (y[:, None] > 0).double(), free[:, :1, :1], scatter[:, :1, :1])]
+    assert _tangent._fit_class_prior(nn.BCEWithLogitsLoss(), logits) >= 0.0
+
+
+# -- replicates ----------------------------------------------------------------------------------------
+
+
+def predictor_of(net: nn.Module, outputs: int = 1) -> TangentPredictor:
+    x = make_data(15, seed=7)[0]
+    found = WHOLE.from_trained(net, make_data(20, outputs), val_data=(x, 3 * x[:, :outputs]))  # of another function
+    assert isinstance(found, TangentPredictor)
+    assert found.tangent.has_prior
+    return found
+
+
+@pytest.mark.parametrize("make", [make_net, convolutional])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_moments_are_those_of_dense_matrices(outputs: int, make: Callable[..., nn.Module]) -> None:
+    net, new = make(outputs), make_data(5, seed=3)[0]
+    predictor = predictor_of(net, outputs)
+    J, j = rows_of_jacobian(net, make_data(20)[0], outputs), rows_of_jacobian(net, new, outputs)
+    a = torch.linalg.solve(J @ J.T + 20 * predictor.ridge * torch.eye(len(J)), J @ j.T)
+    left = j - a.T @ J  # of z: f(x) − aᵀ f(X)
+    free = left.square().sum(1).view(5, outputs) * predictor.tangent.prior.square()
+    moved = predictor.deviations(new)[1]
+    v, c = predictor.weight_distribution.covariance(moved.shape[2])
+    expected = ((v - c) * moved.square().sum(-1) + c * moved.sum(-1).square() + free).sqrt()
+    torch.testing.assert_close(predictor.predict(new, 2).std, expected, rtol=1e-5, atol=1e-8)
+    assert bool((free > 1e-3 * expected.square()).any())
+
+
+@pytest.mark.parametrize("make", [make_net, convolutional])
+def test_replicates_have_their_moments(make: Callable[..., nn.Module]) -> None:
+    predictor, new = predictor_of(make()), make_data(5, seed=3)[0]
+    found = predictor.predict(new, 1500)
+    ratio = found.samples.var(0) / found.std.square()
+    assert bool(((ratio - 1).abs() < standard_errors(5) * (2 / 1500) ** 0.5).all())
+    gap = (found.samples.mean(0) - found.mean).abs() / found.std
+    assert bool((gap < standard_errors(5) / 1500**0.5).all())
+
+
+def test_replicates_are_functions_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other batches, groups and parts they are the same; another seed gives others."""
+    predictor, new = predictor_of(convolutional()), make_data(7, seed=3)[0]
+    whole = predictor.predict(new, 6).samples
+    torch.testing.assert_close(predictor.predict(new[2:4], 6).samples, whole[:, 2:4])
+    torch.testing.assert_close(predictor.predict(new, 3).samples, whole[:3])
+    assert not torch.allclose(predictor.predict(new, 6, seed=1).samples, whole)
+    monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40)
+    torch.testing.assert_close(predictor.predict(new, 6).samples, whole)
+    monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", 20)
+    torch.testing.assert_close(predictor.predict(new, 6).samples, whole)
+
+
+def test_drawn_directions_have_the_shapes_of_the_weights() -> None:
+    net, x = convolutional(), make_data(6)[0]
+    jacobian = Jacobian(net, "all", x)
+    rows = jacobian.rows(x)
+    directions = jacobian.draw_directions(rows, torch.arange(3))
+    assert [part.shape for part in directions] == [
+        part.shape for part in jacobian.pull(rows, torch.ones(6, 1, 3).double())
+    ]
+    flat = torch.cat([part.flatten(1) for part in directions], 1)
+    torch.testing.assert_close(flat, draw_normal(torch.arange(3), flat.shape[1]))
+    torch.testing.assert_close(jacobian.diagonal(rows)[:, 0], jacobian.kernel(rows, rows).diagonal())
+    assert jacobian.direction_elements(rows) == flat.shape[1]
+
+
+def test_band_is_wide_where_there_are_no_data() -> None:
+    x = torch.linspace(-1, 1, 60, dtype=torch.float64)[:, None]
+    y = x.sin() + 0.1 * noise(60, 1, dtype=torch.float64)
+    config = TrainingConfig(epochs=60, batch_size=20, optimizer=partial(torch.optim.Adam, lr=1e-2), progress=False)
+    found = WHOLE.fit(lambda: MLP(1, 1, widths=(20, 20)).double(), (x, y), config)
+    near, far = found.predict(torch.tensor([[0.0], [4.0]]).double(), 2).std[:, 0].tolist()
+    assert far > 5 * near
+
+
+def test_saved_predictor_keeps_its_prior(tmp_path: Path) -> None:
+    predictor, new = predictor_of(make_net()), make_data(5, seed=3)[0]
+    save(predictor, tmp_path / "model")
+    again = load(tmp_path / "model", model=make_net(seed=1))
+    assert torch.equal(again.predict(new, 4).samples, predictor.predict(new, 4).samples)
+
+
+# -- held-out rows -------------------------------------------------------------------------------------
+
+
+def test_folds_are_trained_without_their_rows(tmp_path: Path) -> None:
+    """From the same initial weights, in folders of their own; the net itself is that of a plain training."""
+    data, seen = make_data(30), list[EpochReport]()
+    net = make_net()
+    method, config = replace(WHOLE, num_folds=3), replace(CONFIG, on_epoch=seen.append, folder=tmp_path)
+    found = method.fit(copy.deepcopy(net), data, config)
+    assert [report.title for report in seen] == [*[""] * 2, *(f"fold {k}/3" for k in (1, 1, 2, 2, 3, 3))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.ckpt", "fold-0", "fold-1", "fold-2"]
+    method.fit(copy.deepcopy(net), data, config)
+    assert len(seen) == 8
+    plain = replace(method, num_folds=0).fit(copy.deepcopy(net), data, CONFIG)
+    torch.testing.assert_close(found.predict(data[0], 2).mean, plain.predict(data[0], 2).mean)
+    folds = method._make_folds(net, resolve_fit(net, data, CONFIG))
+    rows = torch.cat([fold.numbers for fold in folds if fold.numbers is not None])
+    assert rows.sort().values.tolist() == list(range(30))
+    for fold in folds:
+        assert fold.numbers is not None
+        assert torch.equal(torch.stack([x for x, _ in fold.held_out]), data[0][fold.numbers])  # type: ignore[attr-defined]
+        left = [i for i in range(30) if i not in fold.numbers.tolist()]
+        assert torch.equal(torch.stack([x for x, _ in fold.data]), data[0][left])  # type: ignore[attr-defined]
+        assert all(map(torch.equal, fold.net.parameters(), net.parameters()))
+    assert not method._make_folds(net, resolve_fit(net, make_data(7), CONFIG))
+    assert len(method._make_folds(net, resolve_fit(net, make_data(8), CONFIG))) == 2
+
+
+def test_validation_data_replace_the_folds() -> None:
+    data, held_out, seen = make_data(30), make_data(20, seed=9), list[EpochReport]()
+    net = make_net()
+    found = WHOLE.fit(net, data, replace(CONFIG, on_epoch=seen.append), val_data=held_out)
+    assert len(seen) == CONFIG.epochs
+    expected = WHOLE.from_trained(net, data, val_data=held_out, batch_size=CONFIG.batch_size)
+    new = make_data(5, seed=3)[0]
+    torch.testing.assert_close(found.predict(new, 3).samples, expected.predict(new, 3).samples)
+
+
+def test_level_of_the_noise_is_that_of_held_out_rows() -> None:
+    """Rows of fold k have residuals of the net without them; the mean square of the corrected ones is s²."""
+    data, nets = make_data(24), [make_net(seed=k) for k in range(3)]
+    inputs, parts = resolve_fit(nets[0], data, CONFIG), torch.arange(24) % 2
+    folds = []
+    for k in (0, 1):
+        rows, rest = (parts == k).nonzero()[:, 0], (parts != k).nonzero()[:, 0]
+        subsets = (Subset(inputs.data, part.tolist()) for part in (rest, rows))
+        folds.append(HeldOut(nets[1 + k], *subsets, rows))
+    model = _tangent._LinearModel(WHOLE, nets[0], inputs, 1)
+    errors = _tangent._fit_errors(WHOLE, model, folds, inputs, weighted=False)
+    x, y = data
+    expected = torch.where(parts[:, None] == 0, y - nets[1](x), y - nets[2](x)).detach()
+    assert errors.residual is not None
+    assert errors.noise is not None
+    torch.testing.assert_close(errors.residual, expected)
+    raw = replace(WHOLE, residuals="raw")
+    (found,) = _tangent.build_tangent_predictors([raw], nets[0], inputs, held_out=folds)
+    corrected = expected * (errors.noise / expected.square().mean(0)).sqrt()
+    torch.testing.assert_close(found.tangent.influence, model.influence(corrected))
+    torch.testing.assert_close(found.tangent.prior, (errors.prior / model.magnitude).sqrt())
+
+
+def test_ignored_rows_and_classes() -> None:
+    x, y = make_data(30)[0], torch.arange(30) % 3
+    y[:4] = -100
+    held_out = make_data(12, seed=5)[0], torch.tensor([0, 1, 2, -100] * 3)
+    found = InfluenceBootstrap(layers="all").from_trained(make_net(3), (x, y), val_data=held_out)
+    assert isinstance(found, TangentPredictor)
+    assert found.tangent.prior.shape == (3,)
+    assert len(set(found.tangent.prior.tolist())) == 1
+    assert bool(torch.isfinite(found.predict(x, 5).samples).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epochs", "inputs"), [(20, 10), (150, 10), (150, 4)])
+def test_band_covers_in_several_dimensions(epochs: int, inputs: int) -> None:
+    """A linear function, and a product; nets that are stopped early, or interpolate."""
+    covered = []
+    for seed in range(10):
+        x, new = noise(200, inputs, seed=seed), noise(100, inputs, seed=1000 + seed)
+
+        def f(x: Tensor) -> Tensor:
+            return x[:, :1] * x[:, 1:2] if x.shape[1] == 4 else x @ torch.linspace(-1, 1, x.shape[1])[:, None] / 2
+
+        y = f(x) + 0.4 * noise(200, 1, seed=2000 + seed)
+        optimizer = partial(torch.optim.Adam, lr=1e-2)
+        config = TrainingConfig(epochs=epochs, batch_size=50, optimizer=optimizer, progress=False, seed=seed)
+        found = WHOLE.fit(lambda: MLP(inputs, 1, widths=(64, 64)), (x, y), config).summarize(new, 2)
+        covered.append(((found.mean - f(new)).abs() <= 1.96 * found.std).float().mean())
+    mean = float(torch.stack(covered).mean())
+    assert 0.88 < mean < 0.995
