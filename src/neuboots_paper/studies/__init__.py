@@ -26,6 +26,7 @@ STUDY_NAMES = (
     "text",
     "uci",
     "validity",
+    "dimensions",
 )
 
 
