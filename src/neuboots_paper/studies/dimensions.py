@@ -101,7 +101,7 @@ def train_together(
         w = torch.ones(y.shape[:2]) if weights is None else weights[group].T.to(y)  # (n, R)
 
         def objective(net: nn.Module, batch: Batch, w: Tensor = w) -> Tensor:
-            squares = (net(batch.x.movedim(1, 0)) - batch.y.movedim(1, 0)).square()[..., 0]  # (R, N)
+            squares: Tensor = (net(batch.x.movedim(1, 0)) - batch.y.movedim(1, 0)).square()[..., 0]  # (R, N)
             return (w[batch.index].T * squares).mean(1).sum()  # each net has the gradient of its own mean
 
         def objective_at(epoch: int, objective: Objective = objective) -> Objective:
@@ -134,8 +134,8 @@ class Dimensions(Study):
     varying: tuple[str, ...] = ("wave", "additive")  # functions that also have varying noise
     sizes: tuple[int, ...] = (100, 200, 1000)  # n
     steps: tuple[int, ...] = (100, 500, 2000)
-    num_datasets: int = 10  # of a seed
-    bootstrap_sets: int = 3  # of a seed, with a true bootstrap and a deep ensemble
+    num_datasets: int = 8  # of a seed
+    bootstrap_sets: int = 2  # of a seed, with a true bootstrap and a deep ensemble
     bootstrap_members: int = 20
     ensemble_members: int = 5
     others: tuple[str, ...] = ("laplace", "mc-dropout", "gp")
@@ -143,7 +143,7 @@ class Dimensions(Study):
     others_at: tuple[int, int] = (200, 500)  # n and steps
     batch_size: int = 50
     learning_rate: float = 1e-2
-    seeds: tuple[int, ...] = (0, 1)
+    seeds: tuple[int, ...] = (0, 1, 2)
 
     def jobs(self) -> list[Job]:
         cells = [(function, noise) for noise in self.noises for function in self.functions]
