@@ -303,6 +303,15 @@ def test_ignored_rows_and_classes() -> None:
     assert bool(torch.isfinite(found.predict(x, 5).samples).all())
 
 
+def test_net_that_reproduces_its_targets_gives_a_warning() -> None:
+    net, x = make_net(), make_data(20)[0]
+    y = net(x).detach()
+    with pytest.warns(UserWarning, match="val_data"):
+        WHOLE.from_trained(net, (x, y))
+    WHOLE.from_trained(net, (x, y), val_data=make_data(8, seed=3))
+    WHOLE.from_trained(net, (x, y + noise(20, 1)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "inputs"), [(20, 10), (150, 10), (150, 4)])
 def test_band_covers_in_several_dimensions(epochs: int, inputs: int) -> None:

@@ -130,6 +130,7 @@ def test_factors_of_rows_are_those_of_their_losses(residuals: Any) -> None:
 
 
 @pytest.mark.parametrize(("loss", "outputs"), [(nn.MSELoss(), 2), (nn.CrossEntropyLoss(), 3)])
+@pytest.mark.filterwarnings("ignore:the net fits")
 def test_net_that_reproduces_its_targets_has_half_of_the_degrees_of_freedom(loss: Any, outputs: int) -> None:
     """Probabilities of classes have one less for each row."""
     torch.manual_seed(0)

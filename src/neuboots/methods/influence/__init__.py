@@ -12,6 +12,7 @@ matrix estimators with improved finite sample properties, Journal of Econometric
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -34,7 +35,8 @@ from neuboots.training import FitInputs, initialize_model
 from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
-_MIN_FOLD_ROWS = 4  # of each fold; with fewer rows the training residuals decide
+_MIN_FOLD_ROWS = 4  # with fewer rows in a fold the training residuals decide
+_MAX_RELIABLE_DF = 0.45  # per target: half of the targets is the limit of the ridge
 Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
 
@@ -162,7 +164,16 @@ class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
     def _make_with_held_out(self, net: nn.Module, inputs: FitInputs, held_out: Sequence[HeldOut]) -> InfluencePredictor:
         if self.layers == 1:
             return build_head_predictor(self, net, inputs)
-        return build_tangent_predictors([self], net, inputs, held_out=held_out)[0]
+        (predictor,) = build_tangent_predictors([self], net, inputs, held_out=held_out)
+        targets, df = len(predictor.tangent.basis), predictor.degrees_of_freedom
+        if not held_out and self.ridge is None and df > _MAX_RELIABLE_DF * targets:
+            warnings.warn(
+                f"the net fits {targets} targets with {df:.0f} degrees of freedom: its training residuals are smaller "
+                "than the noise, and the band may be too narrow. Pass val_data with rows that it has not seen, or use "
+                f"fit with num_folds=2 and at least {2 * _MIN_FOLD_ROWS} rows",
+                stacklevel=2,
+            )
+        return predictor
 
 
 __all__ = ["MAX_KERNEL_ROWS", "HeadPredictor", "InfluenceBootstrap", "InfluencePredictor", "TangentPredictor"]
