@@ -18,6 +18,10 @@ between what the net predicts and a constant (b), and its level (a) maximizes th
 conformal quantile of |y − m(x)| / s(x) over rows that the net was not fitted to, so that the interval keeps its level
 for any predictor (Lei et al. 2018; see `neuboots.evaluation.conformal`).
 
+With few rows, none is held out: the net is trained on all of them, for all epochs, and a and q come from
+cross-validation, in which each row has m(x) and s(x) of a net that was trained on the other folds (Barber et al. 2021,
+with the interval around one net instead of those of the folds). The prediction interval contains the confidence band.
+
 Confidence band of the mean, from a low-rank approximation of the covariance of the net's weights:
 
     s²(x) = J(x) (Σ + vvᵀ) J(x)ᵀ,   Σ + vvᵀ ≈ Σ_k u_k u_kᵀ + diag(β)
@@ -33,11 +37,12 @@ exact s² at other rows. A saved estimator thus contains no training row, and a 
 net, whatever the number of training rows.
 """
 
+import copy
 import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Literal, Self, get_type_hints
@@ -45,7 +50,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -87,7 +92,9 @@ NetFactory = Callable[[int, int], nn.Module]
 TRAIN, VALIDATION, CALIBRATION = 0, 1, 2  # splits of rows
 
 MAX_COPIES = 20  # rows after repetition by integer weights, as a multiple of n; with more, weights multiply the loss
-MIN_SPLIT_ROWS = 20  # with fewer rows, none is held out
+MIN_SPLIT_ROWS = {"classification": 20, "regression": 100}  # with fewer rows, none is held out
+MIN_ROWS = 4  # of a regression
+NUM_FOLDS = 5
 MIN_DISTINCT_HELD_OUT = 10  # duplicates of one row are at most a tenth of the rows held out
 SCALE_EXPONENT = 0.5  # b
 _SAVED_APART = ("predictor_", "band_", "seed_")  # not among the fitted attributes of an artifact
@@ -251,7 +258,7 @@ class _NeuBootsEstimator(BaseEstimator):
                 index = _canonical_order(X, y, weights)
                 index = index[weights[index] > 0]
                 weights = weights[index]
-        group = _duplicate_groups(X[index], y[index], self.validation_fraction * len(index) / MIN_DISTINCT_HELD_OUT)
+        group = self._group_rows(X[index], y[index])
         split = self._split_groups(group, None if strata is None else torch.from_numpy(strata[index]))
         calibration = (split == CALIBRATION).numpy()
         self.held_out_ = np.isin(np.arange(len(X)), index[calibration])
@@ -264,12 +271,24 @@ class _NeuBootsEstimator(BaseEstimator):
         self.x_scale_ = np.where(std > 0, np.where(two_values, high - low, std), 1.0)
         return _TrainingRows(index, weights, split, group, self._standardize(X[index]))
 
+    def _group_rows(self, X: Array, y: Array) -> Array:
+        """Group of each row, which is held out or trained on with all others of its group."""
+        max_copies = self.validation_fraction * len(X) / MIN_DISTINCT_HELD_OUT
+        if self.task == "regression":
+            if len(X) < MIN_ROWS:
+                hint = "rows of weight 0 do not count; collect more rows"
+                raise ArgumentError("X", f"n_samples={len(X)}", f"at least {MIN_ROWS} rows", hint=hint)
+            group = _duplicate_groups(X, y, max(max_copies, MAX_COPIES))
+            if MIN_ROWS <= group[-1] + 1 < MIN_SPLIT_ROWS[self.task]:  # these are cross-validated
+                return group
+        return _duplicate_groups(X, y, max_copies)
+
     def _split_groups(self, group: Array, strata: Tensor | None) -> Tensor:
         """Split of each row, the same for all rows of a group."""
         n, classes = int(group[-1]) + 1, 0 if strata is None else len(torch.unique(strata))
         # with many classes, most rows are for training
         fraction = min(self.validation_fraction, (n - classes) / (2 * n))
-        if n < MIN_SPLIT_ROWS or fraction * n < 2:
+        if n < MIN_SPLIT_ROWS[self.task] or fraction * n < 2:
             return torch.zeros(len(group), dtype=torch.uint8)
         classifies = self.task == "classification"  # its temperature is fitted to the validation split
         validation = fraction / 2 if self.early_stopping or classifies else 0.0
@@ -652,7 +671,8 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
 
     X and y are standardized. A fraction of the rows is held out: one half for early stopping, the other calibrates the
     prediction interval, which contains a new y with at least the probability `level` for rows from the same
-    distribution. Integer sample weights are frequencies, others multiply the loss.
+    distribution. With fewer than 100 rows none is held out, and there is no early stopping: the interval is calibrated
+    by cross-validation. Integer sample weights are frequencies, others multiply the loss.
 
     The confidence band of f is that of the influence bootstrap around the trained net (see docs/validity.md). A method
     without a single net behind its mean (ensembles, "mc-dropout", "swag", Gaussian processes), or with a loss other
@@ -713,7 +733,7 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
             The estimator itself.
 
         Raises:
-            ValueError: If an option is not valid.
+            ValueError: If an option is not valid, or there are fewer than 4 rows.
         """
         self._check_options()
         check_choice("band", self.band, ("influence", "method"))
@@ -722,13 +742,19 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         y = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
         self.n_outputs_ = y.shape[1]
         rows = self._prepare_rows(X, y, sample_weight)
-        self.y_mean_, std = _mean_and_std(y[rows.index[(rows.split == TRAIN).numpy()]])
-        tiny = 1e-9 * np.where(self.y_mean_ == 0, 1.0, np.abs(self.y_mean_))
-        self.y_scale_ = np.where(std > 0, std, np.where(np.ptp(y, 0) > 0, 1.0, tiny))  # a constant predicts itself
-        target = torch.from_numpy((y[rows.index] - self.y_mean_) / self.y_scale_)
+        y = y[rows.index]
         loss, outputs = self._choose_loss()
-        self.predictor_ = self._fit_predictor(rows, target, loss, outputs)
-        self._fit_noise(rows, target)
+        target = self._fit_mean(rows, y, loss, outputs)
+        self.gaussian_ = self.predictor_.summarize(rows.x[:1], 1).mean.shape[1] > self.n_outputs_
+        if rows.group[-1] + 1 < MIN_SPLIT_ROWS[self.task]:
+            self._fit_noise(*self._cross_validate(rows, y, loss, outputs), rows.group)
+        else:
+            # calibration rows are the last ones; without held-out rows, the training rows
+            index = torch.cat([(rows.split == split).nonzero()[:, 0] for split in (VALIDATION, CALIBRATION)])
+            index = index if len(index) else torch.arange(len(target))
+            mean, _, raw_std = self._predict_moments(rows.x[index], self.num_samples)
+            error, group = target[index].numpy() - mean, rows.group[(rows.split == CALIBRATION).numpy()]
+            self._fit_noise(error, raw_std, group)
         self.band_ = self._fit_band(rows, target, loss) if self.band == "influence" else None
         self.band_error_ = None if self.band_ is None else self.band_.error
         return self
@@ -750,20 +776,42 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         self._check_outputs(k)
         return nn.MSELoss(), k
 
-    def _fit_noise(self, rows: _TrainingRows, target: Tensor) -> None:
-        """Fit a and b of s(x) to the held-out rows; compute the scores |y − m(x)| / s(x) of the calibration rows."""
-        self.gaussian_ = self.predictor_.summarize(rows.x[:1], 1).mean.shape[1] > self.n_outputs_
-        calibration = rows.split == CALIBRATION
-        index = torch.cat([split.nonzero()[:, 0] for split in (rows.split == VALIDATION, calibration)])
-        index = index if len(index) else torch.arange(len(target))  # without held-out rows, the training rows
-        mean, std, raw_std = self._predict_moments(rows.x[index], self.num_samples)
-        error = target[index].numpy() - mean
-        self.noise_exponent_ = SCALE_EXPONENT if self.gaussian_ or std.any() else 0.0
+    def _fit_mean(self, rows: _TrainingRows, y: Array, loss: Loss, outputs: int) -> Tensor:
+        """Fit the predictor to the training rows, and return all targets in the units that it predicts: (m, k)."""
+        self.y_mean_, std = _mean_and_std(y[(rows.split == TRAIN).numpy()])
+        tiny = 1e-9 * np.where(self.y_mean_ == 0, 1.0, np.abs(self.y_mean_))
+        self.y_scale_ = np.where(std > 0, std, np.where(np.ptp(y, 0) > 0, 1.0, tiny))  # a constant predicts itself
+        target = torch.from_numpy((y - self.y_mean_) / self.y_scale_)
+        self.predictor_ = self._fit_predictor(rows, target, loss, outputs)
+        return target
+
+    def _cross_validate(self, rows: _TrainingRows, y: Array, loss: Loss, outputs: int) -> tuple[Array, Array]:
+        """y − m(x) and √(τ² + σ²) of each row by a predictor that was fitted to the other folds: (m, k) each.
+
+        Both are in units of this estimator's standardized targets.
+        """
+        n = int(rows.group[-1]) + 1
+        shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed_))
+        fold = (shuffled % NUM_FOLDS)[torch.from_numpy(rows.group)]
+        error, raw_std = np.empty_like(y), np.empty_like(y)
+        for k in range(min(n, NUM_FOLDS)):
+            out, other = fold == k, copy.copy(self)
+            target = other._fit_mean(replace(rows, split=CALIBRATION * out.byte()), y, loss, outputs)
+            mean, _, std = other._predict_moments(rows.x[out], self.num_samples)
+            unit = other.y_scale_ / self.y_scale_
+            error[out.numpy()], raw_std[out.numpy()] = unit * (target[out].numpy() - mean), unit * std
+        return error, raw_std
+
+    def _fit_noise(self, error: Array, raw_std: Array, group: Array) -> None:
+        """Fit a and b of s(x) to rows that the net was not fitted to; compute the scores |y − m(x)| / s(x).
+
+        The last rows have scores; `group` tells which of them are copies, one after another.
+        """
+        self.noise_exponent_ = SCALE_EXPONENT if self.gaussian_ or raw_std.any() else 0.0
         shape = np.maximum(raw_std, _MIN_STD) ** self.noise_exponent_
         self.noise_offset_ = np.log(np.maximum(np.sqrt(np.mean((error / shape) ** 2, 0)), _MIN_STD))  # (k,)
-        # copies of a calibration row come one after another
-        self.score_counts_ = np.unique(rows.group[calibration.numpy()], return_counts=True)[1]
-        start = len(error) - int(self.score_counts_.sum())
+        self.score_counts_ = np.unique(group, return_counts=True)[1]
+        start = len(error) - len(group)
         self.scores_ = np.abs(error[start:]) / self._noise_std(raw_std[start:])  # (m, k)
 
     def _noise_std(self, raw_std: Array) -> Array:
@@ -771,20 +819,24 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         return np.asarray(np.exp(self.noise_offset_) * np.maximum(raw_std, _MIN_STD) ** float(self.noise_exponent_))
 
     def _score_quantile(self, level: float) -> Array:
-        """Quantile q of each output (k,); a normal one, with a warning, if there are too few calibration rows."""
+        """Quantile q of each output (k,); Student's, with a warning, if there are too few scores."""
         counts = torch.from_numpy(self.score_counts_)
         found = np.array([conformal_quantile(torch.from_numpy(scores), counts, level) for scores in self.scores_.T])
         if np.isfinite(found).all():
             return found
+        n = len(counts)
+        source, hint = f"{n} rows were cross-validated", "use more rows, or a lower level"
+        if self.held_out_.any() or not n:
+            source = f"{n} rows were held out for calibration"
+            hint = "use more rows, a larger validation_fraction, or a lower level"
         warnings.warn(
-            f"{len(counts)} rows were held out for calibration, and level {level:g} needs "
-            f"{math.ceil(level / (1 - level) - 1e-9)}: the interval is a normal one, without a guarantee; use more "
-            "rows, a larger validation_fraction, or a lower level",
+            f"{source}, and level {level:g} needs {math.ceil(level / (1 - level) - 1e-9)}: the interval is that of "
+            f"normal errors, without a guarantee; {hint}",
             UserWarning,
             stacklevel=4,
         )
-        # not below those of lower levels
-        return np.asarray(np.maximum(self.scores_.max(0, initial=0.0), -ndtri((1 - level) / 2)))
+        quantile = stdtrit(n - 1, (1 + level) / 2) * math.sqrt(1 + 1 / n) if n > 1 else ndtri((1 + level) / 2)
+        return np.asarray(np.maximum(self.scores_.max(0, initial=0.0), quantile))  # not below those of lower levels
 
     def _fit_band(self, rows: _TrainingRows, target: Tensor, loss: Loss) -> "_ConfidenceBand | None":
         """Band of the single net behind the mean; None if there is none, or the loss is another one."""
@@ -838,10 +890,14 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         """
         level, x = check_fraction("level", level), self.inputs(X)
         mean, std, raw_std = self._predict_moments(x, self.num_samples if num_samples is None else num_samples)
-        prediction = self._bounds(mean, self._score_quantile(level) * self._noise_std(raw_std))
-        confidence = self._bounds(mean, -ndtri((1 - level) / 2) * self._mean_std(x, std))
-        noise_std = self._squeeze(self._noise_std(raw_std) * self.y_scale_)
-        return Forecast(self._to_units(mean), noise_std, *prediction, *confidence)
+        confidence = -ndtri((1 - level) / 2) * self._mean_std(x, std)
+        prediction = self._prediction_half_width(raw_std, level, confidence)
+        bounds = *self._bounds(mean, prediction), *self._bounds(mean, confidence)
+        return Forecast(self._to_units(mean), self._squeeze(self._noise_std(raw_std) * self.y_scale_), *bounds)
+
+    def _prediction_half_width(self, raw_std: Array, level: float, confidence: Array) -> Array:
+        """Half width of the prediction interval (N, k), which contains the confidence band."""
+        return np.asarray(np.maximum(self._score_quantile(level) * self._noise_std(raw_std), confidence))
 
     def _bounds(self, mean: Array, half: Array) -> tuple[Array, Array]:
         return self._to_units(mean - half), self._to_units(mean + half)
@@ -879,7 +935,8 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         Args:
             X: Rows (N, features).
             level: Level of the interval.
-            interval: "prediction" for the conformal interval of a new y, "confidence" for the band of the mean.
+            interval: "prediction" for the conformal interval of a new y, which contains the other, "confidence" for
+                the band of the mean.
 
         Returns:
             Lower and upper bounds, (N,) or (N, k) each.
@@ -887,9 +944,10 @@ class NeuBootsRegressor(RegressorMixin, _NeuBootsEstimator):
         check_choice("interval", interval, ("prediction", "confidence"))
         level, x = check_fraction("level", level), self.inputs(X)
         mean, std, raw_std = self._predict_moments(x, self.num_samples)
+        half = -ndtri((1 - level) / 2) * self._mean_std(x, std)
         if interval == "prediction":
-            return self._bounds(mean, self._score_quantile(level) * self._noise_std(raw_std))
-        return self._bounds(mean, -ndtri((1 - level) / 2) * self._mean_std(x, std))
+            half = self._prediction_half_width(raw_std, level, half)
+        return self._bounds(mean, half)
 
     def sample(self, X: Any, n: int = 1, *, observation_noise: bool = False) -> Array:
         """Draw replicates of the regression function.

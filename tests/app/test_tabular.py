@@ -14,6 +14,7 @@ import pytest
 import torch
 from _artifacts import rewrite_artifact
 
+from neuboots._validation import ArgumentError
 from neuboots.app import PredictionTable, load_model
 from neuboots.app import tabular as module
 from neuboots.app.model import RejectRule
@@ -338,6 +339,23 @@ def test_card_has_the_metrics_of_the_test_split(regressor: TabularModel, file: P
     assert metrics["rmse"] < 0.4 * metrics["baseline_rmse"]
     assert 0.88 <= metrics["coverage"] <= 1
     assert regressor.rule == RejectRule(std=pytest.approx(frame.price[~test].std(ddof=0)))
+
+
+def test_small_table_is_cross_validated(tmp_path: Path) -> None:
+    frame = houses(40)
+    frame.to_csv(path := tmp_path / "small.csv", index=False)
+    options: dict[str, Any] = {**OPTIONS, "epochs": 10}
+    model = fit_table(path, "price", ignore=["dear"], test_fraction=0.25, **options)
+    assert model.card.rows == {"train": 30, "held out": 0, "test": 10}
+    assert model.estimator.scores_.shape == (30, 1)
+    test = (train_val_test_split(40, 0, 0.25, seed=0) == 2).numpy()
+    found, truth = predict(model, path, num_samples=10)[test], frame.price[test]
+    assert model.card.metrics["coverage"] == pytest.approx(((found.low <= truth) & (truth <= found.high)).mean())
+    assert model.card.metrics["coverage"] >= 0.7
+    assert ((found.low <= found.confidence_low) & (found.confidence_high <= found.high)).all()
+    frame[:4].to_csv(path, index=False)
+    with pytest.raises(ArgumentError):
+        fit_table(path, "price", ignore=["dear"], test_fraction=0.25, **options)
 
 
 def test_card_of_a_classifier_and_a_maximum_width(classifier: TabularModel, file: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import scipy.stats
 import torch
 from _reference import standard_errors
 from sklearn.base import clone
@@ -137,21 +138,124 @@ def test_several_targets() -> None:
     assert NeuBootsRegressor(**QUICK).fit(X, y[:, None]).predict(X).shape == (300, 1)
 
 
-def test_few_rows_give_normal_interval_and_warning() -> None:
-    X, y = waves(60)
+@pytest.mark.parametrize(
+    ("n", "message"),
+    [
+        (12, "12 rows were cross-validated, and level 0.95 needs 19"),
+        (120, "12 rows were held out for calibration, and level 0.95 needs 19"),
+    ],
+)
+def test_few_scores_give_students_quantile_and_warning(n: int, message: str) -> None:
+    X, y = waves(n)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)
-    with pytest.warns(UserWarning, match="6 rows were held out for calibration, and level 0.95 needs 19"):
+    with pytest.warns(UserWarning, match=message):
         low, high = regressor.predict_interval(X)
-    assert np.isfinite(low).all()
-    assert (low < high).all()
+    ratio = (high - low) / (2 * regressor.predict(X, return_std=True)[1])
+    expected = max(scipy.stats.t.ppf(0.975, 11) * np.sqrt(13 / 12), regressor.scores_.max())
+    assert np.allclose(ratio, expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         regressor.predict_interval(X, level=0.8)
 
 
-def test_intervals_widen_with_level() -> None:
-    """Also where the conformal quantile gives way to the normal one."""
-    X, y = waves(150)
+def coverage(n: int, problem: str, seed: int) -> float:
+    """Fraction of 1,000 new y in the 95 % prediction intervals of a regressor that was fitted to n rows."""
+    rng = np.random.default_rng([seed, n])
+    if problem == "linear":
+        X = rng.normal(size=(n + 1000, 3))
+        mean, std = X @ [1.0, -2.0, 0.5], 0.5
+    elif problem == "heteroscedastic":
+        X = rng.uniform(-2, 2, (n + 1000, 1))
+        mean, std = np.sin(3 * X[:, 0]), 0.1 + 0.3 * np.abs(X[:, 0])
+    else:
+        X = rng.uniform(size=(n + 1000, 5))
+        mean, std = 10 * np.sin(np.pi * X[:, 0] * X[:, 1]) + 20 * (X[:, 2] - 0.5) ** 2 + X[:, 3:] @ [10.0, 5.0], 1.0
+    y = mean + std * rng.normal(size=n + 1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        low, high = NeuBootsRegressor(random_state=seed).fit(X[:n], y[:n]).predict_interval(X[n:])
+    return float(np.mean((low <= y[n:]) & (y[n:] <= high)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [4, 8, 20, 60])
+def test_prediction_interval_covers_with_few_rows(n: int) -> None:
+    problems = ("linear", "heteroscedastic", "Friedman")
+    found = [coverage(n, problem, seed) for problem in problems for seed in range(8)]
+    assert np.mean(found) > 0.92 - 3 * np.std(found) / np.sqrt(len(found))
+
+
+def test_prediction_interval_contains_confidence_band() -> None:
+    X, y = waves(30)
+    regressor = NeuBootsRegressor(**QUICK).fit(X, y)
+    usual = regressor.forecast(X, level=0.8)
+    middle = np.median((usual.confidence_high - usual.confidence_low) / (usual.high - usual.low))
+    regressor.scores_ *= middle  # the band is wider than the conformal interval at half of the rows
+    found = regressor.forecast(X, level=0.8)
+    assert ((found.low <= found.confidence_low) & (found.confidence_high <= found.high)).all()
+    assert 0 < np.mean(found.low == found.confidence_low) < 1
+    assert np.array_equal(regressor.predict_interval(X, 0.8), (found.low, found.high))
+
+
+def test_scores_of_few_rows_are_cross_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has an error by a net that saw neither it nor its copies; the last net is trained on all rows."""
+    splits, errors = [], []
+    fit_predictor, fit_noise = NeuBootsRegressor._fit_predictor, NeuBootsRegressor._fit_noise
+
+    def spy_on_fit(self: Any, rows: Any, *args: Any) -> Any:
+        splits.append((rows.split != 0).numpy())
+        return fit_predictor(self, rows, *args)
+
+    def spy_on_noise(self: Any, error: Any, raw_std: Any, group: Any) -> None:
+        errors.append((error * self.y_scale_)[:, 0])
+        fit_noise(self, error, raw_std, group)
+
+    monkeypatch.setattr(NeuBootsRegressor, "_fit_predictor", spy_on_fit)
+    monkeypatch.setattr(NeuBootsRegressor, "_fit_noise", spy_on_noise)
+    X, y = waves(12)
+    weights = np.arange(12) % 3 + 1
+    one = NeuBootsRegressor(**QUICK).fit(X, y, weights)
+    assert one.scores_.shape == (24, 1)
+    assert len(one.score_counts_) == 12
+    assert not one.held_out_.any()
+    assert np.mean(one.scores_**2) == pytest.approx(1)
+    held_out, found = np.array(splits), errors[0]
+    assert not held_out[0].any()
+    assert (held_out[1:].sum(0) == 1).all()
+    assert len(np.unique(np.round(found, 9))) == 12  # copies have one error
+    NeuBootsRegressor(**QUICK).fit(X, np.where(np.arange(12) == 5, y + 7, y), weights)
+    moved = errors[1] - found
+    row = np.isclose(moved, 7)
+    fold = held_out[1:][held_out[1:, row].any(1)][0]
+    assert row.sum() == weights[5]
+    assert np.allclose(moved[fold & ~row], 0)
+    assert (np.abs(moved[~fold]) > 1e-3).all()
+
+
+def test_fewer_than_four_rows_are_refused() -> None:
+    X, y = waves(5)
+    for rows, weights in ((3, None), (5, [1, 0, 1, 0, 1]), (5, [0.5, 0, 0.5, 0, 0.5])):
+        with pytest.raises(ArgumentError) as caught:
+            NeuBootsRegressor(**QUICK).fit(X[:rows], y[:rows], weights)
+        assert caught.value.name == "X"
+
+
+@pytest.mark.parametrize("method", ["neuboots", "deep-ensemble"])
+def test_four_rows_with_several_targets(method: str, tmp_path: Path) -> None:
+    X, y = waves(4)
+    regressor = NeuBootsRegressor(method, epochs=2, widths=(8,), random_state=0).fit(X, np.stack([y, X[:, 1]], 1))
+    regressor.save(tmp_path / "model")
+    for level in (0.5, 0.75):
+        low, high = regressor.predict_interval(X, level)
+        assert np.isfinite(low).all()
+        assert (low < high).all()
+        assert np.array_equal(NeuBootsRegressor.load(tmp_path / "model").predict_interval(X, level), (low, high))
+
+
+@pytest.mark.parametrize("n", [15, 150])
+def test_intervals_widen_with_level(n: int) -> None:
+    """Also where the conformal quantile gives way to another one."""
+    X, y = waves(n)
     regressor = NeuBootsRegressor(**QUICK).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
