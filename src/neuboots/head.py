@@ -318,7 +318,7 @@ def _find_output(result: Any) -> Tensor:
 
 
 def compute_output(net: nn.Module, x: Any) -> Tensor:
-    """Return the net's output at x, on its device and in its precision, (N, C, *) or (N,).
+    """Return the net's output at x, on its device and in its precision, (N, C, *) or (N,); see `channels_first`.
 
     Args:
         net: The net.
@@ -328,7 +328,7 @@ def compute_output(net: nn.Module, x: Any) -> Tensor:
         The output.
     """
     x = cast_inputs(net, x)
-    return extract_output(call_net(net, x), x)
+    return channels_first(net, x, extract_output(call_net(net, x), x))
 
 
 def add_output_axis(output: Tensor, *, ndim: int = 2) -> Tensor:
@@ -976,6 +976,19 @@ def find_head(net: nn.Module, *, example: Any = None) -> str:
 
 
 def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str:
+    names, learned, calls = _trace_candidates(net, candidates, example)
+    if len(names) == 1 and not learned:
+        (name,) = names
+        if calls[name] == 1:
+            return name
+        raise _head_error(net, name, f"{name!r} is called {calls[name]} times")
+    if learned:
+        raise _head_error(net, None, "learned layers follow the last candidate")
+    raise _head_error(net, None, f"these reach the output directly: {sorted(names) or 'none'}")
+
+
+def _trace_candidates(net: nn.Module, candidates: list[str], example: Any) -> tuple[set[str], bool, dict[str, int]]:
+    """The candidates that reach the output past no other one, whether parameters follow them, and numbers of calls."""
     recording = Recording(strict=False)
     calls = dict.fromkeys(candidates, 0)
 
@@ -990,14 +1003,7 @@ def _find_by_running(net: nn.Module, candidates: list[str], example: Any) -> str
     with eval_mode(net), torch.no_grad(), eager_mode(net), _substitute(net, substitutes):
         output = extract_output(call_net(net, example))
     names, learned = recording.origins(output.slot) if isinstance(output, TracedTensor) else (set(), False)
-    if len(names) == 1 and not learned:
-        (name,) = names
-        if calls[name] == 1:
-            return name
-        raise _head_error(net, name, f"{name!r} is called {calls[name]} times")
-    if learned:
-        raise _head_error(net, None, "learned layers follow the last candidate")
-    raise _head_error(net, None, f"these reach the output directly: {sorted(names) or 'none'}")
+    return names, learned, calls
 
 
 class _Substitute(LayerWrapper):
@@ -1029,6 +1035,134 @@ def _substitute(net: nn.Module, acts: Mapping[Head, Callable[[Head, Tensor], Ten
     finally:
         for parent, key, child in places:
             parent._modules[key] = child
+
+
+# -- the axis of the outputs ---------------------------------------------------------------------------
+
+# by net and number of axes of its output
+_OUTPUT_AXES: "weakref.WeakKeyDictionary[nn.Module, dict[int, int]]" = weakref.WeakKeyDictionary()
+
+
+def channels_first(net: nn.Module, x: Any, output: Tensor, *, head: Head | None = None) -> Tensor:
+    """Move the outputs of a Linear head on (N, T, D) to axis 1: (N, T, C) becomes (N, C, T), as pixels are.
+
+    The head decides, not the shape: the axis is the one along which a change of the head's first output stays at one
+    index. Where the net mixes outputs (softmax), it is the one along which a change at the first token spreads. A net
+    that puts its outputs on axis 1 by itself, and one with another head, keep their layout.
+
+    Args:
+        net: The net.
+        x: Inputs, on the net's device and in its precision.
+        output: The net's output at x, (N, C), (N, C, *) or (N, *, C).
+        head: The head; None: the last Linear or 1×1 convolution, found by running the net.
+
+    Returns:
+        The output, (N, C, *).
+
+    Raises:
+        ArgumentError: If neither changes nor shapes tell the outputs from the tokens.
+
+    Example:
+        >>> net, x = nn.Linear(4, 3), torch.zeros(2, 5, 4)
+        >>> channels_first(net, x, net(x)).shape
+        torch.Size([2, 3, 5])
+    """
+    return output.movedim(find_output_axis(net, x, output, head=head), 1) if output.ndim > 2 else output
+
+
+def find_output_axis(net: nn.Module, x: Any, output: Tensor, *, head: Head | None = None) -> int:
+    """Return the axis of the outputs C in the net's output; see `channels_first`.
+
+    Args:
+        net: The net.
+        x: Inputs, on the net's device and in its precision.
+        output: The net's output at x.
+        head: The head; None: it is found.
+
+    Returns:
+        The axis, 1 unless the head is a Linear.
+    """
+    net = unwrap_model(net)
+    known = _OUTPUT_AXES.setdefault(net, {})
+    if output.ndim not in known:
+        with eval_mode(net), torch.no_grad(), eager_mode(net):
+            heads = [head] if head is not None else _find_linear_heads(net, x)
+            axis = _find_changed_axis(net, x, heads) if heads and isinstance(heads[0], nn.Linear) else 1
+        if axis is None:  # not for good: other inputs may tell
+            return output.ndim - 1
+        known[output.ndim] = axis
+    return known[output.ndim]
+
+
+def _find_linear_heads(net: nn.Module, x: Any) -> list[Head]:
+    """The Linear layers that give the net's output; none if another layer does, or if they cannot be found."""
+    candidates = find_head_candidates(net)
+    if not any(isinstance(net.get_submodule(name), nn.Linear) for name in candidates):
+        return []
+    if is_head(net):
+        return [cast(Head, net)]
+    try:
+        with preserve_rng_state():
+            names, learned, _ = _trace_candidates(net, candidates, x)
+    except (RuntimeError, TypeError):  # operations that cannot be recorded
+        return []
+    heads = [cast(Head, net.get_submodule(name)) for name in sorted(names)]
+    return heads if not learned and all(isinstance(each, nn.Linear) for each in heads) else []
+
+
+def _find_changed_axis(net: nn.Module, x: Any, heads: list[Head]) -> int | None:
+    """The axis of the net's output that belongs to the last axis of its heads' outputs.
+
+    Returns:
+        The axis; 1 where the heads give no tokens, or other axes; None if it is the last one by its length.
+    """
+    shapes: set[torch.Size] = set()
+
+    def run(change: Callable[[Tensor], Tensor]) -> Tensor:
+        def act(head: Head, phi: Tensor) -> Tensor:
+            z: Tensor = head(phi)
+            shapes.add(z.shape)
+            return z + change(z)
+
+        if heads == [net]:
+            return act(heads[0], x)
+        with preserve_rng_state(), _substitute(net, dict.fromkeys(heads, act)):
+            return extract_output(call_net(net, x), x)
+
+    def change_first_output(z: Tensor) -> Tensor:
+        change = torch.zeros_like(z)
+        change[..., 0] = 1.0
+        return change
+
+    def change_first_token(z: Tensor) -> Tensor:
+        change = torch.zeros_like(z)
+        first: tuple[Any, ...] = (slice(None), *[0] * (z.ndim - 2))
+        change[first] = torch.linspace(1.0, 2.0, z.shape[-1]).to(z)
+        return change
+
+    output = run(torch.zeros_like)
+    if all(len(shape) < 3 for shape in shapes):
+        return 1
+
+    def changed_at_one(change: Callable[[Tensor], Tensor], length: int) -> list[int]:
+        """Axes of at least this length along which a change of the heads stays at one index."""
+        moved = (run(change) - output).abs() > 0
+        axes = [a for a in range(1, output.ndim) if output.shape[a] >= length]
+        return [a for a in axes if int(moved.movedim(a, 0).flatten(1).any(1).sum()) == 1]
+
+    outputs = changed_at_one(change_first_output, min(2, *(shape[-1] for shape in shapes)))
+    if len(outputs) == 1:
+        return outputs[0]
+    tokens = changed_at_one(change_first_token, 2)
+    others = [a for a in range(1, output.ndim) if a not in tokens]
+    if tokens and len(others) == 1:
+        return others[0]
+    if output.shape not in shapes:
+        return 1
+    if len(set(output.shape[1:])) == output.ndim - 1 or output.shape[-1] == 1:
+        return None
+    got = f"a net with outputs {tuple(output.shape)}, of which neither axis is that of the head"
+    raise ArgumentError("model", got, "outputs (N, C, *)", hint="transpose them at the end of the net")
 
 
 # -- the split -----------------------------------------------------------------------------------------

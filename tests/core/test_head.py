@@ -22,6 +22,7 @@ from neuboots.head import (
     StructureCopier,
     call_net,
     cast_inputs,
+    compute_output,
     copy_net,
     eager_mode,
     eval_mode,
@@ -454,3 +455,116 @@ def test_net_that_keeps_intermediate_results_is_copied() -> None:
     copy = copy_net(net)
     assert torch.equal(copy.skips[0], net.skips[0])
     assert not copy.skips[0].requires_grad
+
+
+# -- the axis of the outputs ---------------------------------------------------------------------------
+
+
+class TokenNet(nn.Module):
+    """Scores of C classes for each token, in a layout that `finish` decides."""
+
+    def __init__(self, finish: Callable[[Tensor], Tensor], outputs: int = 4) -> None:
+        super().__init__()
+        self.embed, self.score, self.finish = nn.Embedding(11, 6), nn.Linear(6, outputs), finish
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.finish(self.score(self.embed(ids)))
+
+
+FINISHES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "as it is": (lambda z: z, -1),
+    "element by element": (lambda z: 30 * torch.tanh(z / 30), -1),
+    "mixed": (lambda z: z.log_softmax(-1), -1),
+    "transposed": (lambda z: z.mT, 1),
+    "mixed, transposed": (lambda z: z.softmax(-1).mT, 1),
+    "smoothed over tokens": (lambda z: (z + z.roll(1, 1)) / 2, -1),
+    "first output dead": (lambda z: torch.cat([0 * z[..., :1], z[..., 1:]], -1), -1),
+}
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 7])
+@pytest.mark.parametrize("name", FINISHES)
+def test_outputs_of_tokens_come_to_axis_1(name: str, tokens: int) -> None:
+    """Four classes, and as many tokens: the head decides, not the shape."""
+    finish, axis = FINISHES[name]
+    net, x = TokenNet(finish), torch.arange(3 * tokens).view(3, tokens) % 11
+    found = compute_output(net, x)
+    assert found.shape == (3, 4, tokens)
+    assert torch.equal(found, net(x).movedim(axis, 1))
+    assert net.training
+    other = torch.arange(15).view(3, 5) % 11  # the axis is that of the net, for any number of tokens
+    assert torch.equal(compute_output(net, other), net(other).movedim(axis, 1))
+
+
+def test_outputs_of_single_tokens_come_to_axis_1() -> None:
+    for name, (finish, axis) in FINISHES.items():
+        for outputs in (1, 4):
+            if outputs == 1 and ("mixed" in name or "dead" in name):
+                continue  # a softmax of one output is constant
+            net, one = TokenNet(finish, outputs), torch.arange(3).view(3, 1)
+            assert compute_output(net, one).shape == (3, outputs, 1)
+            more = torch.arange(15).view(3, 5) % 11
+            assert torch.equal(compute_output(net, more), net(more).movedim(axis, 1)), name
+
+
+def test_ambiguous_axes_raise() -> None:
+    """Everything depends on everything: only two different lengths tell outputs from tokens."""
+    net = TokenNet(lambda z: z.flatten(1).softmax(1).view(z.shape))
+    assert compute_output(net, torch.zeros(2, 3, dtype=torch.long)).shape == (2, 4, 3)
+    with pytest.raises(ArgumentError) as error:
+        compute_output(net, torch.zeros(2, 4, dtype=torch.long))
+    assert error.value.name == "model"
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (nn.Sequential(nn.Conv1d(2, 3, 3), nn.Conv1d(3, 4, 1)), (2, 9)),
+        (nn.Sequential(nn.Linear(9, 5), nn.Conv1d(2, 4, 1)), (2, 9)),
+        (nn.Sequential(nn.Flatten(), nn.Linear(18, 12), nn.Unflatten(1, (3, 2, 2))), (2, 9)),
+        (nn.Sequential(nn.Linear(9, 5), nn.Conv1d(2, 4, 3)), (2, 9)),
+        (nn.Sequential(nn.Conv1d(2, 3, 3)), (2, 9)),
+    ],
+    ids=["convolution", "pointwise convolution", "unflattened", "another layer", "no head"],
+)
+def test_other_layouts_stay(net: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(compute_output(net, x), net(x))
+
+
+def test_two_heads_decide_together() -> None:
+    class Summed(TokenNet):
+        def __init__(self) -> None:
+            super().__init__(lambda z: z)
+            self.skip = nn.Linear(6, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            h = self.embed(ids)
+            return self.score(h) + self.skip(h)
+
+    net, x = Summed(), torch.zeros(2, 4, dtype=torch.long)
+    assert torch.equal(compute_output(net, x), net(x).mT)
+
+
+def test_axis_is_found_without_side_effects() -> None:
+    """With dropout that is on in evaluation, too, and BatchNorm in training mode."""
+
+    class Noisy(TokenNet):
+        def __init__(self) -> None:
+            super().__init__(lambda z: z)
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            h = self.norm(self.embed(ids).mT).mT
+            return self.finish(self.score(nn.functional.dropout(h, 0.5, training=True)))
+
+    net, twin, x = Noisy(), Noisy(), torch.arange(12).view(3, 4) % 11
+    twin.load_state_dict(net.state_dict())
+    torch.manual_seed(0)
+    found = compute_output(net, x)
+    torch.manual_seed(0)
+    assert torch.equal(found, twin(x).mT)
+    for name, value in twin.state_dict().items():
+        assert torch.equal(net.state_dict()[name], value), name
+    assert net.training
+    assert net.norm.training

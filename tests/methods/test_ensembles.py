@@ -129,7 +129,8 @@ def test_stacked_nets_give_the_output_of_each_net(case: Case) -> None:
             for parameter in net.parameters():
                 parameter += 0.1 * k
     if find_vmap_obstacle(nets, case.x) is not None:
-        assert case.name in ("written", "weight normed")  # a mask as index, and a slow fallback of torch
+        # a mask as index, and a slow fallback of torch; outputs that are moved to axis 1
+        assert case.name in ("written", "weight normed", "tokens", "soft-capped tokens")
         return
     with torch.no_grad():
         outputs = StackedNets(nets)(case.x, shared_input=True)

@@ -73,6 +73,7 @@ class RankOneLayer(LayerWrapper):
     def __init__(self, layer: nn.Module, num_members: int) -> None:
         super().__init__(layer)
         self.num_members = num_members
+        self.features_last = isinstance(layer, nn.Linear)
         weight = self.layer.weight.detach()
         self.r = nn.Parameter(weight.new_ones(num_members, weight.shape[1] * self._groups))
         self.s = nn.Parameter(weight.new_ones(num_members, weight.shape[0]))
@@ -102,7 +103,7 @@ class RankOneLayer(LayerWrapper):
 
     def _reshape(self, factors: Tensor, reference: Tensor) -> Tensor:
         """Reshape (R, D) to multiply (R, N, …), whose features are last for Linear, third for convolutions."""
-        if isinstance(self.layer, nn.Linear):
+        if self.features_last:
             return factors.view(len(factors), *[1] * (reference.ndim - 2), -1)
         return factors.view(len(factors), 1, -1, *[1] * (reference.ndim - 3))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from neuboots.head import compute_output, copy_net, copy_to_meta
+from neuboots.head import compute_output, copy_net, copy_to_meta, find_output_axis
 from neuboots.loading import preserve_rng_state
 from neuboots.methods._base import functional_output
 
@@ -134,6 +134,8 @@ def _compare_stacked(nets: list[nn.Module], x: Any) -> str | None:
         for module in (*nets, stacked):
             module.train(training)
         mapped = stacked(stacked_inputs)
+        if mapped.ndim > 3 and find_output_axis(nets[0], inputs[0], mapped[0]) != 1:
+            return "the outputs of its tokens are moved to axis 1"
         separate = torch.stack([compute_output(net, part) for net, part in zip(nets, inputs, strict=True)])
         if not _close(mapped, separate):
             return "stacked nets give other outputs"

@@ -36,13 +36,15 @@ from neuboots.head import (
     TracedTensor,
     add_output_axis,
     as_plain_tensor,
+    call_net,
     cast_inputs,
+    channels_first,
     check_module,
-    compute_output,
     copy_net,
     copy_to_meta,
     eager_mode,
     eval_mode,
+    extract_output,
     find_head,
     load_example,
     replace_layers,
@@ -295,7 +297,7 @@ def _trace_layers(net: nn.Module, example: Any) -> dict[str, _LayerUse]:
             hooks.enter_context(layer.register_forward_hook(partial(mark_output, name)))
         for name, layer in {**layers, **_find_layers(net, _DROPOUT_TYPES)}.items():
             hooks.enter_context(layer.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
-        compute_output(net, example)
+        call_net(net, cast_inputs(net, example))
     return uses
 
 
@@ -383,10 +385,15 @@ class MCDropoutPredictor(ModifiedNetPredictor):
 
         def run(b: int) -> Tensor:
             if passed is not None and b == 0:
-                return add_output_axis(passed.output)
-            with set_context(_REPLICATE, _Replicate(seed, b)):
-                output = compute_output(net, x) if passed is None else passed.recording.replay(passed.phi, passed.slot)
-            return add_output_axis(output)
+                output = passed.output
+            else:
+                with set_context(_REPLICATE, _Replicate(seed, b)):
+                    output = (
+                        extract_output(call_net(net, x), x)
+                        if passed is None
+                        else passed.recording.replay(passed.phi, passed.slot)
+                    )
+            return add_output_axis(channels_first(net, x, output))
 
         return run
 

@@ -28,6 +28,7 @@ from neuboots.head import (
     add_output_axis,
     as_tree,
     cast_inputs,
+    channels_first,
     copy_to_meta,
     count_rows,
     eval_mode,
@@ -223,10 +224,12 @@ class MultiHeadNet(nn.Module):
 
     def forward(self, inputs: Sequence[Any], members: Sequence[int] | None = None) -> Tensor:
         """Evaluate the heads of these members (None: all) at K inputs: (K, N, C, *) or (K, N)."""
-        passed = self.split.trace(_combine_inputs(inputs))
+        x = _combine_inputs(inputs)
+        passed = self.split.trace(x)
         heads = [self.split.head, *self.more_heads]
         chosen = heads if members is None else [heads[k] for k in members]
-        return torch.stack([passed.finish(head(passed.phi)) for head in chosen])
+        outputs = (passed.finish(head(passed.phi)) for head in chosen)
+        return torch.stack([channels_first(self.net, x, z, head=self.split.head) for z in outputs])
 
 
 @dataclass(frozen=True)

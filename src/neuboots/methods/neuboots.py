@@ -24,10 +24,12 @@ from neuboots.head import (
     Head,
     add_output_axis,
     cast_inputs,
+    channels_first,
     check_inputs,
     copy_net,
     eval_mode,
     extract_output,
+    find_output_axis,
     make_head,
     split_head,
 )
@@ -105,8 +107,6 @@ class BootstrapGenerator(nn.Module):
         blocks = torch.arange(self.split.width) % min(self.num_blocks, self.split.width)  # (D,)
         self.register_buffer("feature_blocks", blocks, persistent=False)
         self.features_frozen = False
-        # axis of the outputs C, by the number of axes that a Linear head keeps; found by `at`
-        self.output_axes: dict[int, int | None] = {}
 
     def forward(self, x: Any, alpha: Tensor | None = None) -> Tensor:
         """Return g(x, α), (N, C, *).
@@ -115,14 +115,13 @@ class BootstrapGenerator(nn.Module):
             x: Inputs.
             alpha: α, (S,), or (N, S) with a row per example; None: the net itself.
         """
-        seen: list[Tensor] = []
 
         def scaled(head: Head, phi: Tensor) -> Tensor:
-            seen.append(head(phi if alpha is None else phi * self._factor(alpha, phi)))
-            return seen[0]
+            z: Tensor = head(phi if alpha is None else phi * self._factor(alpha, phi))
+            return z
 
         output = extract_output(self.split.run(x, scaled), x)
-        return self._channels_first(output, seen[0].shape)
+        return channels_first(self.net, x, output, head=self.split.head)
 
     def _factor(self, alpha: Tensor, phi: Tensor) -> Tensor:
         """h(α) per feature, shaped to multiply φ."""
@@ -135,22 +134,13 @@ class BootstrapGenerator(nn.Module):
         shape[self.split.axis] = factor.shape[-1]
         return factor.view(shape)
 
-    def _channels_first(self, output: Tensor, head_output: torch.Size) -> Tensor:
-        """Move the outputs of a Linear head on (N, T, D) to axis 1: (N, C, T)."""
-        if self.split.axis != -1 or output.ndim < 3:
-            return output
-        axis = self.output_axes.get(len(head_output))
-        if axis is not None:
-            return output.movedim(axis, 1)
-        return output.movedim(-1, 1) if output.shape == head_output else output
-
     def at(self, x: Any) -> "GeneratorAtInput":
         """Compute the features of x and return ĝ(x, ·) (Algorithm 2, line 1)."""
-        trace = self.split.trace(cast_inputs(self.net, x))
-        ndim = trace.phi.ndim
-        if self.output_axes.get(ndim) is None and self.split.axis == -1 and ndim > 2:
-            self.output_axes[ndim] = _find_output_axis(trace, self.split.head)
-        return GeneratorAtInput(self, trace)
+        x = cast_inputs(self.net, x)
+        trace = self.split.trace(x)
+        several = trace.output.ndim > 2
+        axis = find_output_axis(self.net, x, trace.output, head=self.split.head) if several else None
+        return GeneratorAtInput(self, trace, axis)
 
     def replicates(self, x: Any, alphas: Tensor) -> Tensor:
         """Return g(x, α_b) for every row of alphas (B, S), from one forward pass: (B, N, C, *)."""
@@ -199,18 +189,6 @@ class BootstrapGenerator(nn.Module):
         return self
 
 
-def _find_output_axis(trace: ForwardTrace, head: Head) -> int | None:
-    """Find the axis along which a change of the head's first output stays at one index; None if ambiguous."""
-    with torch.no_grad():
-        z = head(trace.phi)
-        changed = z.clone()
-        changed[..., 0] += 1.0
-        change = (trace.finish(changed) - trace.finish(z)).abs()
-    axes = [a for a in range(1, change.ndim) if change.shape[a] >= min(2, z.shape[-1])]  # a single token is no output
-    single = [a for a in axes if int((change.movedim(a, 0).flatten(1).amax(1) > 0).sum()) == 1]
-    return single[0] if len(single) == 1 else None
-
-
 @dataclass(frozen=True)
 class GeneratorAtInput:
     """ĝ(x, ·), the generator at fixed inputs: a function of α.
@@ -218,10 +196,12 @@ class GeneratorAtInput:
     Attributes:
         generator: The generator.
         trace: The forward pass at x.
+        output_axis: Axis of the outputs C in the net's output; None for an output (N, C) or (N,).
     """
 
     generator: BootstrapGenerator
     trace: ForwardTrace
+    output_axis: int | None
 
     @property
     def output(self) -> Tensor:
@@ -230,8 +210,7 @@ class GeneratorAtInput:
 
     def arrange(self, output: Tensor) -> Tensor:
         """Return an output of the net with its channels on axis 1, (N, C, *)."""
-        shape = (*self.trace.phi.shape[:-1], self.generator.split.head.weight.shape[0])
-        return self.generator._channels_first(output, torch.Size(shape))
+        return output if self.output_axis is None else output.movedim(self.output_axis, 1)
 
     def __call__(self, alphas: Tensor) -> Tensor:
         """Return g(x, α_b) for every row of alphas: (B, S) → (B, N, C, *)."""

@@ -35,7 +35,7 @@ from neuboots._validation import (
     check_positive,
     check_types,
 )
-from neuboots.head import add_output_axis, as_tree, cast_inputs, compute_output, copy_net
+from neuboots.head import add_output_axis, as_tree, call_net, cast_inputs, channels_first, copy_net
 from neuboots.loading import Batch, EpochLoader, dataset_length, preserve_rng_state, select_examples
 from neuboots.methods._base import count_net_bytes, describe_tensors, functional_output, make_tensors, register
 from neuboots.prediction import Predictor, SampleStream, num_bytes, stream_forward_passes
@@ -172,7 +172,7 @@ def _recompute_statistics(
         layer.num_batches_tracked.zero_()
     with torch.no_grad():
         for x in inputs.batches(batch_size):
-            compute_output(net, x)
+            call_net(net, cast_inputs(net, x))
     return {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.named_buffers()}
 
 
@@ -281,7 +281,7 @@ class SWAGPredictor(Predictor):
         x = cast_inputs(net, x)
 
         def run(b: int) -> Tensor:
-            return add_output_axis(functional_output(net, self.tensors(b, seed=seed), x))
+            return add_output_axis(channels_first(net, x, functional_output(net, self.tensors(b, seed=seed), x)))
 
         return stream_forward_passes(num_samples, run)
 
