@@ -82,25 +82,30 @@ def softmax(z: Sequence[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def figures(samples: np.ndarray) -> dict[str, np.ndarray]:
-    """Every figure of samples (B, N, C, *), one input and pixel after another."""
+def figures(samples: np.ndarray, *, independent: bool = False) -> dict[str, np.ndarray]:
+    """Every figure of samples (B, N, C, *), one input and pixel after another; of classes, or of independent labels."""
     B, N, _, *pixels = samples.shape
     found: dict[str, np.ndarray] = {}
     for at in itertools.product(range(N), *map(range, pixels)):
         columns = [[float(v) for v in samples[(b, at[0], slice(None), *at[1:])]] for b in range(B)]  # B lists of C
-        each = [softmax(z) for z in columns]
+        each = [[1 / (1 + math.exp(-v)) for v in z] if independent else softmax(z) for z in columns]
         probs = [sum(p) / B for p in zip(*each, strict=True)]
         mean = [sum(z) / B for z in zip(*columns, strict=True)]
         squares = [sum((v - m) ** 2 for v in z) for z, m in zip(zip(*columns, strict=True), mean, strict=True)]
+
+        def uncertainty(p: list[float]) -> float:
+            return sum(entropy([1 - q, q]) for q in p) if independent else entropy(p)
+
+        expected_entropy = sum(map(uncertainty, each)) / B
         values = {
             "mean": mean,
             "std": [math.sqrt(s / (B - 1)) if B > 1 else 0.0 for s in squares],
             "probs": probs,
-            "labels": probs.index(max(probs)),
-            "confidence": max(probs),
-            "entropy": entropy(probs),
-            "expected_entropy": sum(map(entropy, each)) / B,
-            "mutual_information": entropy(probs) - sum(map(entropy, each)) / B,
+            "labels": [int(q > 0.5) for q in probs] if independent else probs.index(max(probs)),
+            "confidence": [max(q, 1 - q) for q in probs] if independent else max(probs),
+            "entropy": uncertainty(probs),
+            "expected_entropy": expected_entropy,
+            "mutual_information": uncertainty(probs) - expected_entropy,
         }
         for name, value in values.items():
             several = isinstance(value, list)

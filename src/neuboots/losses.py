@@ -77,6 +77,28 @@ def valid_mask(loss: Loss, targets: Tensor) -> Tensor | None:
     return None if bool(mask.all()) else mask
 
 
+_INDEPENDENT = nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss
+
+
+def has_independent_outputs(loss: Loss) -> bool:
+    """Return whether each output is the logit of a label of its own, not of one of several exclusive classes.
+
+    That is so for the binary cross-entropy and the soft margin losses of torch, with targets 0 and 1 or probabilities;
+    another loss says so by an attribute `independent`.
+
+    Args:
+        loss: A loss.
+
+    Returns:
+        Whether probabilities are sigmoids; if not, they are a softmax.
+
+    Example:
+        >>> has_independent_outputs(nn.BCEWithLogitsLoss()), has_independent_outputs(nn.CrossEntropyLoss())
+        (True, False)
+    """
+    return bool(getattr(loss, "independent", isinstance(loss, _INDEPENDENT)))
+
+
 # -- torch's losses ------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ Kahrs and Ortmaier, Well-calibrated regression uncertainty in medical imaging wi
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from neuboots.prediction import (
     Prediction,
     Predictor,
     SampleStream,
+    class_logits,
     class_probabilities,
     split_gaussian,
     summarize_stream,
@@ -64,6 +65,13 @@ class ScaledPredictor(Predictor):
     @property
     def num_distinct(self) -> int | None:
         return self.inner.num_distinct
+
+    @property
+    def independent(self) -> bool:  # type: ignore[override]
+        return self.inner.independent
+
+    def as_independent(self) -> "ScaledPredictor":
+        return replace(self, inner=self.inner.as_independent())
 
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         inner = self.inner.stream(x, num_samples, seed=seed)
@@ -146,7 +154,7 @@ class TemperatureScaling(_Scaling):
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
         batch_size: Examples that are predicted at once.
-        ignore_index: Label of examples or pixels that do not count.
+        ignore_index: Label of examples, pixels or tokens that do not count.
         prior_std: Standard deviation of a normal prior of log T around 0, for few examples, which may all be right by
             chance; None for no prior.
 
@@ -169,7 +177,7 @@ class TemperatureScaling(_Scaling):
         """Find the temperature that maximizes the likelihood of held-out labels.
 
         Args:
-            predictor: A fitted classifier.
+            predictor: A fitted classifier; labels are classes, or 0 and 1 for each of several independent outputs.
             data: Data that it was not trained on, as in the `fit` of a method; they are read five times.
 
         Returns:
@@ -186,7 +194,7 @@ class TemperatureScaling(_Scaling):
             labelled = False
             for prediction, y in self._predict(predictor, data):
                 labelled = labelled or bool((y != self.ignore_index).any())
-                samples = prediction.samples
+                samples = class_logits(prediction.samples, 2, independent=prediction.independent)
                 total += torch.stack([self._log_likelihood(samples / t, y) for t in grid.exp().tolist()])
             if not labelled:
                 raise ArgumentError("data", "labels that are all ignored", "at least one label that counts")

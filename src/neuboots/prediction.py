@@ -2,11 +2,14 @@
 
     samples[b] = f_b(x),   p(y | x) ≈ 1/B Σ_b softmax f_b(x)
 
-Every method returns a `Predictor`; every evaluation uses only that, its `Prediction` and its `Summary`. Samples are
-(B, N, C, *): replicate, example, output, and pixels or voxels if there are any. Statistics of many replicates are
-accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b and Σ_b H(p_b) by running sums.
+Independent outputs are logits of labels of which any number may apply: p_c ≈ 1/B Σ_b sigmoid f_b(x)_c, and entropies
+are sums over labels. Every method returns a `Predictor`; every evaluation uses only that, its `Prediction` and its
+`Summary`. Samples are (B, N, C, *): replicate, example, output, and pixels, voxels or tokens if there are any.
+Statistics of many replicates are accumulated over chunks: mean and Σ_b (z_b − mean)² by Chan's rule, Σ_b p_b and
+Σ_b H(p_b) by running sums.
 """
 
+import copy
 import math
 import os
 import sys
@@ -14,7 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, final
@@ -48,12 +51,13 @@ _SILENT_SECONDS = 5.0  # before progress is shown
 # -- class probabilities -------------------------------------------------------------------------------
 
 
-def class_probabilities(outputs: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor:
+def class_probabilities(outputs: Tensor, dim: int, *, independent: bool = False, out: Tensor | None = None) -> Tensor:
     """Return softmax over the class axis, in single precision at least; one output is the logit of class 1 of two.
 
     Args:
         outputs: Outputs of a net.
         dim: Class axis.
+        independent: Whether each of several outputs is the logit of a label of its own: then their sigmoid.
         out: Tensor for the result.
 
     Returns:
@@ -63,22 +67,40 @@ def class_probabilities(outputs: Tensor, dim: int, *, out: Tensor | None = None)
     if outputs.shape[dim] == 1:
         outputs = outputs.to(dtype)
         return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], dim, out=out)
+    if independent:
+        return torch.sigmoid(outputs.to(dtype), out=out)
     return torch.softmax(outputs, dim, dtype=dtype, out=out)
 
 
-def categorical_entropy(probs: Tensor, dim: int, *, scratch: Tensor | None = None) -> Tensor:
+def class_logits(outputs: Tensor, dim: int, *, independent: bool) -> Tensor:
+    """Return outputs as logits of exclusive classes: of independent outputs each is one logit, on an axis of its own.
+
+    Args:
+        outputs: Outputs of a net.
+        dim: Class axis.
+        independent: Whether each of several outputs is the logit of a label of its own.
+
+    Returns:
+        The outputs, (…, C, *), or (…, 1, C, *) of independent outputs, whose `class_probabilities` are (…, 2, C, *).
+    """
+    return outputs.unsqueeze(dim) if independent and outputs.shape[dim] > 1 else outputs
+
+
+def categorical_entropy(probs: Tensor, dim: int, *, independent: bool = False, scratch: Tensor | None = None) -> Tensor:
     """Return H(p) = −Σ_c p_c log p_c along an axis, in nats.
 
     Args:
         probs: Probabilities.
         dim: Class axis.
+        independent: Whether these are probabilities of independent labels: then Σ_c H(p_c, 1 − p_c).
         scratch: Tensor for intermediate results.
 
     Returns:
         The entropy.
     """
     tiny = torch.finfo(probs.dtype).tiny  # p = 0 adds 0, not NaN
-    return -torch.clamp_min(probs, tiny, out=scratch).log_().mul_(probs).sum(dim)
+    entropy = -torch.clamp_min(probs, tiny, out=scratch).log_().mul_(probs).sum(dim)
+    return entropy + categorical_entropy(1 - probs, dim, scratch=scratch) if independent else entropy
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -86,10 +108,10 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _sum_probs_and_entropy(samples: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_probs_and_entropy(samples: Tensor, *, independent: bool) -> tuple[Tensor, Tensor]:
     """Σ_b p_b and Σ_b H(p_b) over some replicates: (N, C, *), (N, *)."""
-    p = class_probabilities(samples, 2)
-    return p.sum(0), categorical_entropy(p, 2).sum(0)
+    p = class_probabilities(samples, 2, independent=independent)
+    return p.sum(0), categorical_entropy(p, 2, independent=independent).sum(0)
 
 
 def _split_samples(samples: Tensor) -> tuple[Tensor, ...]:
@@ -144,6 +166,7 @@ class _Statistics:
     """Statistics that follow from mean, std, probs and expected entropy."""
 
     if TYPE_CHECKING:  # fields or properties of the subclasses
+        independent: bool
 
         @property
         def mean(self) -> Tensor: ...
@@ -161,19 +184,27 @@ class _Statistics:
         return self.std.square()
 
     @property
+    def class_probs(self) -> Tensor:
+        """Probabilities of exclusive classes: `probs`, or of independent outputs 1 − p and p, (N, 2, C, *)."""
+        return torch.stack([1 - self.probs, self.probs], 1) if self.independent else self.probs
+
+    @property
     def labels(self) -> Tensor:
-        """Class with the largest predictive probability, (N, *); −1 where probabilities are NaN."""
-        return self.probs.argmax(1).masked_fill(self.confidence.isnan(), -1)
+        """Class with the largest predictive probability, (N, *); −1 where probabilities are NaN.
+
+        Of independent outputs 1 where the probability is above ½, else 0, (N, C, *).
+        """
+        return self.class_probs.argmax(1).masked_fill(self.confidence.isnan(), -1)
 
     @property
     def confidence(self) -> Tensor:
-        """Largest predictive probability, (N, *)."""
-        return self.probs.amax(1)
+        """Probability of `labels`, (N, *), or of independent outputs (N, C, *)."""
+        return self.class_probs.amax(1)
 
     @property
     def entropy(self) -> Tensor:
-        """Total uncertainty H(1/B Σ_b p_b) in nats, (N, *)."""
-        return categorical_entropy(self.probs, 1)
+        """Total uncertainty H(1/B Σ_b p_b) in nats, (N, *); of independent outputs the sum over labels."""
+        return categorical_entropy(self.probs, 1, independent=self.independent)
 
     @property
     def mutual_information(self) -> Tensor:
@@ -242,6 +273,7 @@ class Prediction(_Statistics):
     Args:
         samples: Sampled outputs, (B, N, C, *).
         moments: Exact mean and standard deviation, if the method knows them.
+        independent: Whether several outputs are logits of independent labels, not of exclusive classes.
 
     Raises:
         ArgumentError: If `samples` has another number of axes or integers, or B = 0.
@@ -254,12 +286,14 @@ class Prediction(_Statistics):
 
     samples: Tensor
     moments: Moments | None = None
+    independent: bool = False
 
     def __post_init__(self) -> None:
         if not self.samples.is_floating_point():
             raise ArgumentError("samples.dtype", self.samples.dtype, "floating-point numbers", hint="use .float()")
         if self.samples.ndim < 3 or self.samples.shape[0] < 1:
             raise ArgumentError("samples", tuple(self.samples.shape), "(B, N, C, *) with B ≥ 1")
+        object.__setattr__(self, "independent", self.independent and self.samples.shape[2] > 1)
 
     @property
     def num_samples(self) -> int:
@@ -279,20 +313,20 @@ class Prediction(_Statistics):
     @cached_property
     def _probs_and_entropy(self) -> tuple[Tensor, Tensor]:
         first, *others = _split_samples(self.samples)  # views
-        probs, entropy = _sum_probs_and_entropy(first)
+        probs, entropy = _sum_probs_and_entropy(first, independent=self.independent)
         for part in others:
-            more_probs, more_entropy = _sum_probs_and_entropy(part)
+            more_probs, more_entropy = _sum_probs_and_entropy(part, independent=self.independent)
             probs, entropy = probs + more_probs, entropy + more_entropy
         return probs / self.num_samples, entropy / self.num_samples
 
     @property
     def probs(self) -> Tensor:
-        """Predictive probabilities 1/B Σ_b softmax f_b(x), (N, C, *)."""
+        """Predictive probabilities 1/B Σ_b softmax f_b(x), of independent outputs 1/B Σ_b sigmoid f_b(x), (N, C, *)."""
         return self._probs_and_entropy[0]
 
     @property
     def expected_entropy(self) -> Tensor:
-        """Aleatoric uncertainty 1/B Σ_b H(softmax f_b(x)) in nats, (N, *)."""
+        """Aleatoric uncertainty 1/B Σ_b H(p_b) in nats, (N, *); of independent outputs the sum over labels."""
         return self._probs_and_entropy[1]
 
     def quantile(self, q: float) -> Tensor:
@@ -317,6 +351,7 @@ class Summary(_Statistics):
         probs: Predictive probabilities, (N, C, *).
         expected_entropy: Mean entropy of the replicates in nats, (N, *).
         quantiles: Quantiles by level, those that were requested.
+        independent: Whether several outputs are logits of independent labels, not of exclusive classes.
 
     Example:
         >>> from neuboots.methods import DeterministicPredictor
@@ -331,6 +366,7 @@ class Summary(_Statistics):
     probs: Tensor
     expected_entropy: Tensor
     quantiles: dict[float, Tensor] = field(default_factory=dict)
+    independent: bool = False
 
     def quantile(self, q: float) -> Tensor:
         """Quantile of the replicates, (N, C, *); raise ArgumentError if it was not requested."""
@@ -354,12 +390,14 @@ class SampleStream:
         chunks: Function of a size that yields the replicates in order, `size` at a time, (size, N, C, *); it can be
             called several times.
         moments: Exact mean and standard deviation, if known.
+        independent: Whether several outputs are logits of independent labels; `predict` and `summarize` set it.
     """
 
     num_samples: int
     replicate_bytes: int
     chunks: Callable[[int], Iterator[Tensor]]
     moments: Moments | None = None
+    independent: bool = False
 
 
 def stream_forward_passes(num_samples: int, run: Callable[[int], Tensor]) -> SampleStream:
@@ -448,13 +486,13 @@ def collect_samples(stream: SampleStream) -> Prediction:
     chunks = _show_progress(stream.chunks(min(size, num_samples)), num_samples)
     first = next(chunks)
     if len(first) == num_samples:
-        return Prediction(first, stream.moments)
+        return Prediction(first, stream.moments, stream.independent)
     samples = first.new_empty(num_samples, *first.shape[1:])
     samples[: (done := len(first))] = first
     for chunk in chunks:
         samples[done : done + len(chunk)] = chunk
         done += len(chunk)
-    return Prediction(samples, stream.moments)
+    return Prediction(samples, stream.moments, stream.independent)
 
 
 def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) -> Summary:
@@ -481,7 +519,8 @@ def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) ->
             if values * passes > MAX_SUMMARIZED_VALUES:
                 expected = f"at most {MAX_SUMMARIZED_VALUES:.1e} values; this takes {passes:,} passes over {values:.1e}"
                 raise ArgumentError("num_samples", num_samples, expected, hint="use fewer replicates, or fewer inputs")
-            sums = _RunningSums.zeros_for(chunk, with_moments=stream.moments is None)
+            independent = stream.independent and chunk.shape[2] > 1
+            sums = _RunningSums.zeros_for(chunk, with_moments=stream.moments is None, independent=independent)
             shape, dtype = chunk.shape[1:], chunk.dtype  # (N, C, *)
         sums.add(chunk)
         del chunk  # free the memory before the next chunk
@@ -494,7 +533,8 @@ def summarize_stream(stream: SampleStream, quantiles: tuple[float, ...] = ()) ->
         std = squares.div_(max(1, sums.count - 1)).sqrt_().to(dtype)
         mean = mean.to(dtype)
     probs, entropy = sums.probs.div_(sums.count), sums.entropy.div_(sums.count)
-    return Summary(sums.count, mean, std, probs, entropy, _stream_quantiles(stream, quantiles, shape))
+    found = _stream_quantiles(stream, quantiles, shape)
+    return Summary(sums.count, mean, std, probs, entropy, found, sums.independent)
 
 
 @dataclass
@@ -504,17 +544,18 @@ class _RunningSums:
     probs: Tensor
     entropy: Tensor
     moments: tuple[Tensor, Tensor] | None
+    independent: bool
     count: int = 0
     # Intermediate results of a large replicate reuse this memory: allocating it anew takes longer than the sums.
     scratch: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def zeros_for(cls, chunk: Tensor, *, with_moments: bool) -> "_RunningSums":
+    def zeros_for(cls, chunk: Tensor, *, with_moments: bool, independent: bool) -> "_RunningSums":
         """Sums of no replicate, for chunks (b, N, C, *) like this one."""
         rows, outputs, *pixels = shape = chunk.shape[1:]
         zeros = partial(chunk.new_zeros, dtype=_at_least_float32(chunk.dtype))
         probs = zeros((rows, max(2, outputs), *pixels))  # one output is one logit of two classes
-        return cls(probs, zeros((rows, *pixels)), (zeros(shape), zeros(shape)) if with_moments else None)
+        return cls(probs, zeros((rows, *pixels)), (zeros(shape), zeros(shape)) if with_moments else None, independent)
 
     def add(self, chunk: Tensor) -> None:
         """Add a chunk (b, N, C, *), at once if it is small."""
@@ -522,7 +563,7 @@ class _RunningSums:
             if len(part) == 1:
                 self._add_one(part[0])
             else:
-                probs, entropy = _sum_probs_and_entropy(part)
+                probs, entropy = _sum_probs_and_entropy(part, independent=self.independent)
                 self.probs += probs
                 self.entropy += entropy
                 if self.moments is not None:
@@ -537,8 +578,8 @@ class _RunningSums:
         if self.scratch is None:
             self.scratch = torch.empty_like(self.probs), torch.empty_like(self.probs)
         p, scratch = self.scratch
-        self.probs += class_probabilities(z, 1, out=p)
-        self.entropy += categorical_entropy(p, 1, scratch=scratch)
+        self.probs += class_probabilities(z, 1, independent=self.independent, out=p)
+        self.entropy += categorical_entropy(p, 1, independent=self.independent, scratch=scratch)
         if self.moments is not None:
             self._merge(torch.sub(z, self.moments[0], out=scratch[:, : z.shape[1]]), 1)
 
@@ -624,7 +665,18 @@ class Predictor(ABC):
         >>> predictor = DeterministicPredictor(nn.Linear(2, 3))
         >>> predictor.predict(torch.zeros(4, 2), 10).samples.shape  # (B, N, C)
         torch.Size([10, 4, 3])
+
+    Attributes:
+        independent: Whether several outputs are logits of independent labels; `fit` takes it from the loss.
     """
+
+    independent: bool = False
+
+    def as_independent(self) -> Self:
+        """Return this predictor for independent labels: `probs` is the sigmoid of each output, not their softmax."""
+        new = copy.copy(self)
+        vars(new)["independent"] = True
+        return new
 
     @property
     @abstractmethod
@@ -720,7 +772,8 @@ class Predictor(ABC):
             x = torch.as_tensor(x)
         check_inputs(x)
         num_samples = check_int("num_samples", num_samples, minimum=1)
-        return self.copy_for_thread().stream(x, num_samples, seed=check_int("seed", seed))
+        stream = self.copy_for_thread().stream(x, num_samples, seed=check_int("seed", seed))
+        return replace(stream, independent=self.independent)
 
     def copy_for_thread(self) -> Self:
         """Return the current thread's copy, in evaluation mode, which shares all tensors with this predictor.

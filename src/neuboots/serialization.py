@@ -140,7 +140,8 @@ def describe_predictor(predictor: Predictor) -> dict[str, Any]:
     dtypes = {"*": counts.most_common(1)[0][0]} if counts else {}
     others = {name: dtype for name, dtype in _float_types(predictor.state_dict()).items() if dtype != dtypes["*"]}
     net = None if predictor.net is None else describe_net(predictor.net)
-    return {**predictor.config(), "net": net, "dtypes": dtypes | others}
+    independent = {"independent": True} if predictor.independent else {}
+    return {**predictor.config(), **independent, "net": net, "dtypes": dtypes | others}
 
 
 def _float_types(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -186,6 +187,8 @@ def build_predictor(
     with reading(path), _AllocationLimit(tensors):
         net = nn.Module() if not info.needs_net else build_net(config["net"], path=path) if model is None else model
         predictor = predictor_class.from_config(config, unwrap_model(net).eval())
+        if config.get("independent"):
+            predictor = predictor.as_independent()
         dtypes = check_types("predictor", config, {"dtypes": dict[str, str]})["dtypes"]
         _load_tensors_into(predictor.module, tensors, dtypes)
     if (name := predictor.find_not_finite()) is not None:

@@ -48,7 +48,7 @@ from neuboots.loading import (
     preserve_rng_state,
     seed_everything,
 )
-from neuboots.losses import BrierLoss, Loss, as_loss, valid_mask, weighted_mean
+from neuboots.losses import BrierLoss, Loss, as_loss, has_independent_outputs, valid_mask, weighted_mean
 from neuboots.prediction import Predictor, class_probabilities
 
 P = TypeVar("P", bound=Predictor)
@@ -1104,10 +1104,15 @@ class BaseMethod(ABC, Generic[P]):
             ValueError: If the method cannot be applied to the net, or the data do not fit the net or the loss.
             FloatingPointError: If the loss, a weight or a statistic becomes NaN or infinite.
         """
-        predictor = self._fit(resolve_fit(model if self.info.needs_net else nn.Identity(), data, config, val_data))
+        inputs = resolve_fit(model if self.info.needs_net else nn.Identity(), data, config, val_data)
+        predictor = self._declare(self._fit(inputs))
         if (name := cast(Any, predictor).find_not_finite()) is not None:
             raise FloatingPointError(f"{name!r} became NaN or infinite: lower the learning rate, or clip gradients")
         return predictor
+
+    def _declare(self, predictor: P) -> P:
+        """Return the predictor with what it has to know about the loss."""
+        return cast(Any, predictor).as_independent() if has_independent_outputs(self.loss) else predictor
 
     @abstractmethod
     def _fit(self, inputs: FitInputs) -> P:

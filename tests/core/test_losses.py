@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from neuboots import ArgumentError
 from neuboots._prng import derive_keys
-from neuboots.losses import BrierLoss, GaussianNLL, as_loss, build_loss, describe_loss, valid_mask, weighted_mean
+from neuboots.losses import (
+    BrierLoss,
+    GaussianNLL,
+    as_loss,
+    build_loss,
+    describe_loss,
+    has_independent_outputs,
+    valid_mask,
+    weighted_mean,
+)
 from neuboots.weights import Multinomial
 
 IGNORED = 255
@@ -325,3 +334,14 @@ def test_cross_entropy_rejects_targets_of_a_regression(targets: Tensor) -> None:
         as_loss(nn.CrossEntropyLoss())(outputs, targets)
     probs = torch.rand(8, 3).softmax(1)
     assert as_loss(nn.CrossEntropyLoss())(torch.zeros(8, 3), probs).shape == (8,)
+
+
+def test_losses_of_independent_outputs() -> None:
+    own = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
+    assert not has_independent_outputs(own)
+    own.independent = True  # type: ignore[attr-defined]
+    for loss in (nn.BCEWithLogitsLoss(), nn.MultiLabelSoftMarginLoss(), nn.SoftMarginLoss(), own):
+        assert has_independent_outputs(loss) is True
+        assert has_independent_outputs(as_loss(loss)) is True
+    for other in (nn.CrossEntropyLoss(), nn.MSELoss(), BrierLoss(), GaussianNLL()):
+        assert has_independent_outputs(as_loss(other)) is False

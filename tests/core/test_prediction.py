@@ -38,6 +38,8 @@ from neuboots.prediction import (
     SampleStream,
     Summary,
     check_summarized,
+    class_logits,
+    class_probabilities,
     collect_samples,
     conformal_quantile,
     draw_member_order,
@@ -122,6 +124,72 @@ def test_single_output_is_a_binary_logit() -> None:
     for name in STATISTICS[2:]:
         torch.testing.assert_close(getattr(one, name), getattr(two, name))
     np.testing.assert_allclose(one.probs[:, 1], scipy.special.expit(samples[..., 0].numpy()).mean(0))
+
+
+@pytest.mark.parametrize("B", [1, 2, 9])
+@pytest.mark.parametrize("shape", [(7, 3), (2, 4, 3, 2)], ids=str)
+def test_statistics_of_independent_labels_match_definitions(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], B: int
+) -> None:
+    """From samples in one part and in several, and from sums over chunks and over single replicates."""
+    samples = 2 * random(B, *shape, seed=B)
+    predictor, x = Stored(samples), torch.arange(shape[0])[:, None]
+    found = [Prediction(samples, independent=True), predictor.as_independent().summarize(x, B)]
+    assert not predictor.independent
+    assert not predictor.predict(x, B).independent
+    monkeypatch.setattr("neuboots.prediction._SMALL_BYTES", 1)
+    found += [predictor.as_independent().predict(x, B), predictor.as_independent().summarize(x, B)]
+    expected = figures(samples.numpy(), independent=True)
+    for statistics in found:
+        assert statistics.independent
+        for name in STATISTICS:
+            value = getattr(statistics, name).double()
+            torch.testing.assert_close(value, torch.from_numpy(expected[name]), rtol=1e-12, atol=1e-13, msg=name)
+        p = statistics.probs
+        assert torch.equal(statistics.class_probs, torch.stack([1 - p, p], 1))
+
+
+def test_samples_of_several_chunks_keep_independent_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuboots.prediction._MAX_BYTES", 1)
+    predictor = Fake().as_independent()
+    prediction = predictor.predict(random(4, 5), 3)
+    torch.testing.assert_close(prediction.probs, prediction.samples.sigmoid().mean(0))
+
+
+def test_independent_labels_of_extreme_and_half_precision_outputs() -> None:
+    samples = torch.tensor([[[-1e4, 1e4, 0.0, torch.nan]]])
+    prediction = Prediction(samples, independent=True)
+    assert prediction.probs[0, :3].tolist() == [0.0, 1.0, 0.5]
+    assert prediction.labels.tolist() == [[0, 1, 0, -1]]
+    assert prediction.labels.dtype == torch.int64
+    assert Prediction(samples[..., :3], independent=True).entropy.item() == pytest.approx(math.log(2))
+    half = random(3, 4, 2, dtype=torch.float16)
+    for found in (
+        Prediction(half, independent=True),
+        Stored(half).as_independent().summarize(torch.arange(4)[:, None], 3),
+    ):
+        assert found.probs.dtype == torch.float32
+        torch.testing.assert_close(found.probs, half.float().sigmoid().mean(0))
+
+
+def test_a_single_output_is_the_logit_of_two_classes_for_any_loss() -> None:
+    samples = random(20, 6, 1)
+    predictor, x = Stored(samples).as_independent(), torch.arange(6)[:, None]
+    plain = Prediction(samples)
+    single = [Prediction(samples, independent=True), predictor.predict(x, 20)]
+    for found in (*single, predictor.summarize(x, 20)):
+        assert not found.independent
+        assert found.class_probs is found.probs
+        for name in STATISTICS:
+            torch.testing.assert_close(getattr(found, name), getattr(plain, name))
+
+
+def test_class_logits_of_independent_labels_have_an_axis_of_their_own() -> None:
+    z = random(5, 4, 3, 2)
+    assert class_logits(z, 2, independent=False) is z
+    assert class_logits(z[:, :, :1], 2, independent=True).shape == (5, 4, 1, 2)
+    probs = class_probabilities(class_logits(z, 2, independent=True), 2)
+    torch.testing.assert_close(probs, torch.stack([1 - z.sigmoid(), z.sigmoid()], 2))
 
 
 def test_mutual_information_is_not_negative() -> None:

@@ -141,7 +141,7 @@ class PostHocMethod(BaseMethod[P]):
 
         For a stream `steps_per_epoch` of the config is the number of batches.
         """
-        return self._make_predictor(net, resolve_fit(net, data, config, val_data))
+        return self._declare(self._make_predictor(net, resolve_fit(net, data, config, val_data)))
 
 
 # -- modules that replace layers -----------------------------------------------------------------------

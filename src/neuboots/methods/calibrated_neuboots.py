@@ -391,7 +391,8 @@ def _calibrate(
     if not found.reached:
         advice = "train with another link, or use the reference itself"
         warnings.warn(f"the variance of the reference is out of range: {found}; {advice}", UserWarning, stacklevel=2)
-    return CalibratedNeuBootsPredictor(predictor.generator, distribution, found)
+    calibrated = CalibratedNeuBootsPredictor(predictor.generator, distribution, found)
+    return calibrated.as_independent() if predictor.independent else calibrated
 
 
 def _output_scale(mean: Tensor, compared: _Compared) -> Tensor:

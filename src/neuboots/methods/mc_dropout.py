@@ -502,7 +502,7 @@ class MCDropout(BaseMethod[MCDropoutPredictor]):
         """
         check_module(model)
         net = copy_net(unwrap_model(model))
-        return self._insert(net, load_example(net, as_dataset(data), seed=seed))
+        return self._declare(self._insert(net, load_example(net, as_dataset(data), seed=seed)))
 
     def _fit(self, inputs: FitInputs) -> MCDropoutPredictor:
         predictor = self._insert(*prepare_net(inputs, copy=True))
