@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from neuboots._validation import ArgumentError, check_int
 from neuboots.head import count_rows, take_rows
 from neuboots.loading import EpochLoader, get_tensors, preserve_rng_state, unpack_example
-from neuboots.prediction import Predictor
+from neuboots.prediction import Prediction, Predictor, Summary
 from neuboots.training import progress_bar
 
 LabeledData = Dataset[Any] | Iterable[Any]  # a data set of examples (x, y), or a loader of batches (x, y)
@@ -198,6 +198,14 @@ def check_predictor(predictor: Any) -> None:
     """Check that the argument is a predictor."""
     if not isinstance(predictor, Predictor):
         raise ArgumentError("predictor", type(predictor).__name__, "a Predictor", hint="pass what method.fit returns")
+
+
+def exclusive_probs(prediction: Prediction | Summary) -> Tensor:
+    """Return the probabilities of exclusive classes, (N, C, *); raise ArgumentError for independent outputs."""
+    if prediction.independent:
+        hint = "evaluate_calibration, fit_conformal_classifier and TemperatureScaling take independent labels"
+        raise ArgumentError("predictor", "independent outputs", "outputs of exclusive classes", hint=hint)
+    return prediction.probs
 
 
 def align_labels(probs: Tensor, y: Tensor, *, ignore_index: int | None = None) -> Tensor:

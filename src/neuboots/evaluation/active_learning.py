@@ -42,6 +42,7 @@ from neuboots.evaluation._batching import (
     align_labels,
     align_targets,
     check_predictor,
+    exclusive_probs,
     format_columns,
     format_table,
     input_tensors,
@@ -93,7 +94,8 @@ _PRINTED_ROWS = 10
 
 
 def _margin(summary: Summary) -> Tensor:
-    first, *second = summary.probs.topk(min(2, summary.probs.shape[1]), 1).values.unbind(1)
+    probs = exclusive_probs(summary)
+    first, *second = probs.topk(min(2, probs.shape[1]), 1).values.unbind(1)
     return mean_per_input(sum(second) - first)
 
 
@@ -124,10 +126,10 @@ _TASK_OF_LOSS: dict[tuple[type, ...], OutputKind] = {
 _CLASS_STRATEGIES = ("entropy", "margin", "bald")
 
 
-def _compared_outputs(outputs: Tensor, task: OutputKind) -> Tensor:
+def _compared_outputs(outputs: Tensor, task: OutputKind, *, independent: bool) -> Tensor:
     """What replicates are compared by: class probabilities, or the regression function, (B, N, C, *)."""
     if task == "classification":
-        return class_probabilities(outputs, 2)
+        return class_probabilities(outputs, 2, independent=independent)
     if task == "regression":
         return outputs
     if outputs.shape[2] % 2:
@@ -137,13 +139,14 @@ def _compared_outputs(outputs: Tensor, task: OutputKind) -> Tensor:
 
 def _compared_stream(predictor: Predictor, x: Any, num_samples: int, seed: int, task: OutputKind) -> SampleStream:
     inner = predictor._checked_stream(x, num_samples, seed)
+    compared = partial(_compared_outputs, task=task, independent=inner.independent)
 
     def chunks(size: int) -> Iterator[Tensor]:
-        return (_compared_outputs(chunk, task) for chunk in inner.chunks(size))
+        return map(compared, inner.chunks(size))
 
     moments = None  # exact moments are known of the outputs, not of the probabilities
     if inner.moments is not None and task != "classification":
-        mean, std = (_compared_outputs(part[None], task)[0] for part in (inner.moments.mean, inner.moments.std))
+        mean, std = (compared(part[None])[0] for part in (inner.moments.mean, inner.moments.std))
         moments = Moments(mean, std)
     return replace(inner, chunks=chunks, moments=moments)
 
@@ -697,7 +700,7 @@ def _compute_metrics(
     total: Any = 0
     for x, y in batches:
         if task == "classification":
-            probs = predictor.summarize(x, num_samples, seed=seed).probs
+            probs = exclusive_probs(predictor.summarize(x, num_samples, seed=seed))
             labels = align_labels(probs, y, ignore_index=ignore_index)
             total = total + SegmentationMetrics.from_batch(probs, labels, ignore_index=ignore_index)
         else:

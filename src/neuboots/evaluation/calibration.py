@@ -23,7 +23,7 @@ from neuboots.evaluation._batching import (
     iter_batches,
 )
 from neuboots.metrics import ClassificationMetrics, MetricState, ReliabilityCurve, RunningMean
-from neuboots.prediction import Prediction, Predictor, Summary
+from neuboots.prediction import Prediction, Predictor, Summary, class_logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,28 +54,29 @@ class CalibrationReport(MetricState):
 
         Args:
             prediction: Prediction or Summary of N inputs.
-            labels: Labels (N, *).
+            labels: Labels (N, *); for independent outputs 0 or 1 for each, (N, C, *), which then count as inputs.
             num_bins: Number of bins of the calibration errors.
             ignore_index: Label of inputs that do not count.
         """
-        labels = align_labels(prediction.probs, labels, ignore_index=ignore_index)
-        logits = prediction.mean
+        labels = align_labels(prediction.class_probs, labels, ignore_index=ignore_index)
+        logits = class_logits(prediction.mean, 1, independent=prediction.independent)
         if logits.shape[1] == 1:  # one logit of the second of two classes
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         counted = is_counted(labels, ignore_index)
-        probs, z = (values.movedim(1, -1)[counted] for values in (prediction.probs, logits))  # (rows, C)
+        inputs = counted.any(1) if prediction.independent else counted
+        probs, z = (values.movedim(1, -1)[counted] for values in (prediction.class_probs, logits))  # (rows, C)
         return cls(
             classes=ClassificationMetrics.from_batch(probs, labels[counted], num_bins=num_bins),
             logit_nlls=RunningMean.from_batch(cross_entropy(z.double(), labels[counted], reduction="none")),
-            entropy=RunningMean.from_batch(prediction.entropy[counted]),
-            expected_entropy=RunningMean.from_batch(prediction.expected_entropy[counted]),
-            mutual_information=RunningMean.from_batch(prediction.mutual_information[counted]),
+            entropy=RunningMean.from_batch(prediction.entropy[inputs]),
+            expected_entropy=RunningMean.from_batch(prediction.expected_entropy[inputs]),
+            mutual_information=RunningMean.from_batch(prediction.mutual_information[inputs]),
             num_samples=prediction.num_samples,
         )
 
     @property
     def count(self) -> int:
-        """Number of inputs (or pixels)."""
+        """Number of inputs (or pixels, or labels of independent outputs)."""
         return self.classes.count
 
     @property
@@ -110,7 +111,8 @@ def evaluate_calibration(
     """Compute error, ECE, NLL, Brier score, AURC and entropies of a classifier.
 
     Args:
-        predictor: Predictor of a classifier; pixels count as inputs of their own.
+        predictor: Predictor of a classifier. Pixels, tokens and the labels of independent outputs count as inputs of
+            their own, except for entropies, which are sums over the labels.
         data: Data set of examples (x, y), or a loader of batches.
         num_samples: Number of replicates B.
         seed: Seed of the replicates.

@@ -64,7 +64,7 @@ from neuboots.evaluation._batching import (
 )
 from neuboots.evaluation.regression import has_gaussian_head
 from neuboots.metrics import IntervalMetrics
-from neuboots.prediction import Predictor, conformal_quantile, split_gaussian
+from neuboots.prediction import Predictor, class_logits, conformal_quantile, split_gaussian
 
 ClassScore = Literal["threshold", "adaptive", "regularised"]
 RegressionScore = Literal["absolute", "normalised", "quantile"]
@@ -327,12 +327,13 @@ class ConformalClassifier(_ConformalPredictor):
     def _scores(self, x: Any) -> tuple[Tensor, float]:
         """s(x, c) for every class, (N, C, *) in float64, and how far another batch may move a score below 1."""
         summary = self.predictor.summarize(x, self.num_samples, seed=self.seed)
-        probs, slack = summary.probs.double(), _rounding_tolerance(summary.probs.dtype)
+        probs, slack = summary.class_probs.double(), _rounding_tolerance(summary.probs.dtype)
         if bool(probs.isnan().any()):
             raise ArgumentError("predictor", "NaN probabilities", "numbers", hint="check the outputs of the net")
         if self.score == "threshold":
             return 1 - probs, slack
-        order = _falling_order(probs, summary.mean.double(), slack)
+        logits = class_logits(summary.mean.double(), 1, independent=summary.independent)
+        order = _falling_order(probs, logits, slack)
         falling = probs.gather(1, order)
         before = falling.cumsum(1) - falling
         u = _row_uniforms(x, probs[:, :1], self.seed)  # (N, 1, *)

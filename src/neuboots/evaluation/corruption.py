@@ -161,7 +161,7 @@ def evaluate_corruptions(
             if not isinstance(images, Tensor) or images.shape != x.shape:
                 found = f"{name!r}, which does not return images of the same shape"
                 raise ArgumentError("corruptions", found, f"images of shape {tuple(x.shape)}")
-            probs = predictor.summarize(preprocess(images), num_samples, seed=seed).probs
+            probs = predictor.summarize(preprocess(images), num_samples, seed=seed).class_probs
             labels = align_labels(probs, y, ignore_index=ignore_index)
             state = ProbabilityMetrics.from_batch(probs, labels, num_bins=num_bins, ignore_index=ignore_index)
             states[name, severity] += state

@@ -22,7 +22,7 @@ from neuboots.evaluation._batching import (
     iter_batches,
 )
 from neuboots.metrics import DiversityMetrics
-from neuboots.prediction import Predictor, class_probabilities
+from neuboots.prediction import Predictor, class_logits, class_probabilities
 
 _DEFAULT_SAMPLES = 20  # for a method with infinitely many replicates
 
@@ -105,7 +105,9 @@ def evaluate_diversity(
     check_memory("num_samples", B, 8 * 8 * B**2, hint="use fewer replicates; all pairs of them are compared")
     total: DiversityMetrics | int = 0
     for x, y in iter_batches(data, batch_size, title="diversity", progress=progress):
-        samples = class_probabilities(predictor.predict(x, B, seed=seed).samples, 2)  # (B, N, C, *)
+        prediction = predictor.predict(x, B, seed=seed)
+        logits = class_logits(prediction.samples, 2, independent=prediction.independent)
+        samples = class_probabilities(logits, 2)  # (B, N, C, *)
         labels = align_labels(samples[0], y, ignore_index=ignore_index)
         counted = is_counted(labels, ignore_index)
         total = total + DiversityMetrics.from_batch(samples.movedim(2, -1)[:, counted], labels[counted])

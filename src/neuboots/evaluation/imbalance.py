@@ -25,6 +25,7 @@ from neuboots.evaluation._batching import (
     align_labels,
     check_any_counted,
     check_predictor,
+    exclusive_probs,
     format_table,
     is_counted,
     iter_batches,
@@ -45,7 +46,7 @@ from neuboots.training import TrainingConfig
 
 def _count_confusions(prediction: Prediction, y: Tensor, ignore_index: int | None) -> Tensor:
     """n_tg of the predictive mean, then of each replicate, over labels that are not `ignore_index`: (1 + B, C, C)."""
-    labels = align_labels(prediction.probs, y, ignore_index=ignore_index)
+    labels = align_labels(exclusive_probs(prediction), y, ignore_index=ignore_index)
     counted = is_counted(labels, ignore_index)
     samples = class_probabilities(prediction.samples, 2)  # (B, N, C, *)
     preds = torch.cat([prediction.probs.argmax(1)[None], samples.argmax(2)])[:, counted]  # (1 + B, M)

@@ -34,6 +34,7 @@ from neuboots.evaluation._batching import (
     align_targets,
     check_any_counted,
     check_predictor,
+    exclusive_probs,
     format_table,
     is_counted,
     iter_batches,
@@ -67,6 +68,7 @@ def _check_score(predictor: Any, score: ConfidenceScore, *, regression: bool) ->
 
 def _compute_scores(summary: Summary, score: ConfidenceScore) -> Tensor:
     """Scores in float64: (N, *)."""
+    exclusive_probs(summary)
     values = score(summary) if callable(score) else _SCORES[score](summary)
     values = torch.as_tensor(values, dtype=torch.float64, device=summary.mean.device)
     shape = (summary.mean.shape[0], *summary.mean.shape[2:])
@@ -82,7 +84,7 @@ def _is_correct(
 ) -> tuple[Tensor, Tensor]:
     """Whether each prediction is correct, and whether it counts: (N, *) each."""
     if tolerance is None:
-        labels = align_labels(summary.probs, y, ignore_index=ignore_index)
+        labels = align_labels(exclusive_probs(summary), y, ignore_index=ignore_index)
         return summary.labels == labels, is_counted(labels, ignore_index)
     mean = summary.mean.double()
     targets = align_targets(mean, y)

@@ -22,6 +22,7 @@ Cho, Min and Lim, Neural Bootstrapper, NeurIPS 2021.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Self
@@ -41,7 +42,14 @@ from neuboots.evaluation.ood.detector import (
     _to_double,
 )
 from neuboots.head import check_inputs
-from neuboots.prediction import Predictor, Summary, check_summarized, class_probabilities, summarize_stream
+from neuboots.prediction import (
+    Predictor,
+    Summary,
+    check_summarized,
+    class_logits,
+    class_probabilities,
+    summarize_stream,
+)
 
 TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.0024, 0.005, 0.01, 0.05, 0.1, 0.2)
@@ -80,26 +88,27 @@ def confidence_direction(
     with torch.inference_mode(False), torch.enable_grad():
         leaves = _make_leaves(x)
         stream = predictor.copy_for_thread().stream(_replace_float_tensors(x, leaves), num_samples, seed=seed)
+        tempered = partial(_tempered_probs, temperature=temperature, independent=predictor.independent)
         # Methods with exact moments compute all replicates from one pass, which one backward pass covers; other methods
         # may store a pass for each replicate.
         fitting = _MIN_CHUNK if stream.moments is None else _MAX_CHUNK_BYTES // stream.replicate_bytes
         size = min(num_samples, max(_MIN_CHUNK, fitting))
         with torch.no_grad():
-            sums = [_tempered_probs(chunk, temperature).sum(0) for chunk in stream.chunks(size)]
+            sums = [tempered(chunk).sum(0) for chunk in stream.chunks(size)]
             probs = torch.stack(sums).sum(0) / num_samples  # (N, C, *)
             labels = probs.argmax(1, keepdim=True)  # (N, 1, *)
             total_prob = num_samples * probs.gather(1, labels)
         total = [torch.zeros_like(leaf) for leaf in leaves]
         for chunk in stream.chunks(size):
-            p = _tempered_probs(chunk, temperature)  # (b, N, C, *)
+            p = tempered(chunk)  # (b, N, C, *)
             fractions = p.gather(2, labels.expand(len(p), *labels.shape)) / total_prob
             total = [a + b for a, b in zip(total, _input_gradients([fractions.sum()], leaves)[0], strict=True)]
         return [slope.sign() for slope in total]
 
 
-def _tempered_probs(chunk: Tensor, temperature: float) -> Tensor:
+def _tempered_probs(chunk: Tensor, *, temperature: float, independent: bool) -> Tensor:
     """In double precision: a confidence of 1 − 10⁻¹⁰ still has a gradient."""
-    return class_probabilities(_to_double(chunk) / temperature, 2)
+    return class_probabilities(class_logits(_to_double(chunk) / temperature, 2, independent=independent), 2)
 
 
 def _move_inputs(predictor: Predictor, x: Any, epsilons: Sequence[float], **options: Any) -> Iterator[Any]:
@@ -122,7 +131,7 @@ def _summarize_tempered(predictor: Predictor, x: Any, *, temperature: float, num
         def chunks(size: int) -> Iterator[Tensor]:
             return (_to_double(chunk) / temperature for chunk in stream.chunks(size))
 
-        return summarize_stream(replace(stream, chunks=chunks, moments=None))
+        return summarize_stream(replace(stream, chunks=chunks, moments=None, independent=predictor.independent))
 
 
 # -- detectors -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from neuboots._validation import ArgumentError, check_fraction, check_int
-from neuboots.evaluation._batching import check_predictor
+from neuboots.evaluation._batching import check_predictor, exclusive_probs
 from neuboots.head import check_inputs
 from neuboots.prediction import Predictor, Summary
 from neuboots.training import progress_bar
@@ -155,7 +155,7 @@ class SegmentationMaps:
     def from_summary(cls, summary: Summary, *, seed: int = 0, check_finite: bool = True) -> "SegmentationMaps":
         """Return the maps of a summary of images or volumes; pixels that are not finite raise an error, or are NaN."""
         entropy = summary.entropy.clamp_min(0)  # rounding may make it negative
-        values = (summary.probs, entropy, summary.mutual_information, summary.std.mean(1))
+        values = (exclusive_probs(summary), entropy, summary.mutual_information, summary.std.mean(1))
         probs, entropy, information, std = (value.to("cpu", torch.float32) for value in values)
         if not all(bool(torch.isfinite(value.sum())) for value in (entropy, information, std)):
             if check_finite:
