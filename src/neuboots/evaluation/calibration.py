@@ -48,7 +48,7 @@ class CalibrationReport(MetricState):
 
     @classmethod
     def from_batch(
-        cls, prediction: Prediction | Summary, labels: Tensor, *, num_bins: int = 15, ignore_index: int | None = None
+        cls, prediction: Prediction | Summary, labels: Tensor, *, num_bins: int = 15, ignore_index: int | None = -100
     ) -> Self:
         """Return the report of one batch.
 
@@ -56,7 +56,7 @@ class CalibrationReport(MetricState):
             prediction: Prediction or Summary of N inputs.
             labels: Labels (N, *); for independent outputs 0 or 1 for each, (N, C, *), which then count as inputs.
             num_bins: Number of bins of the calibration errors.
-            ignore_index: Label of inputs that do not count.
+            ignore_index: Label of inputs that do not count; None if all do.
         """
         labels = align_labels(prediction.class_probs, labels, ignore_index=ignore_index)
         logits = class_logits(prediction.mean, 1, independent=prediction.independent)
@@ -104,7 +104,7 @@ def evaluate_calibration(
     num_samples: int = 100,
     seed: int = 0,
     num_bins: int = 15,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     batch_size: int = 256,
     progress: bool = True,
 ) -> CalibrationReport:
@@ -117,7 +117,7 @@ def evaluate_calibration(
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
         num_bins: Number of bins of the calibration errors.
-        ignore_index: Label of inputs that do not count.
+        ignore_index: Label of inputs that do not count; None if all do.
         batch_size: Number of inputs at a time, for a data set.
         progress: Whether to show a progress bar.
 

@@ -275,13 +275,13 @@ class ConformalClassifier(_ConformalPredictor):
         return PredictionSets(mask)
 
     def evaluate(
-        self, data: LabeledData, *, ignore_index: int | None = None, batch_size: int = 256, progress: bool = True
+        self, data: LabeledData, *, ignore_index: int | None = -100, batch_size: int = 256, progress: bool = True
     ) -> PredictionSetReport:
         """Measure coverage and size on labeled data that were not used for calibration.
 
         Args:
             data: Data set of examples (x, y), or a loader of batches.
-            ignore_index: Label of inputs that do not count.
+            ignore_index: Label of inputs that do not count; None if all do.
             batch_size: Number of inputs at a time, for a data set.
             progress: Whether to show a progress bar.
 
@@ -355,7 +355,7 @@ def fit_conformal_classifier(
     allow_empty: bool = True,
     penalty: float = 0.01,
     k_reg: int = 5,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     num_samples: int = 100,
     seed: int = 0,
     batch_size: int = 256,
@@ -380,7 +380,7 @@ def fit_conformal_classifier(
             probable class, and the coverage is above the level.
         penalty: λ of the regularised score.
         k_reg: Number of classes without a penalty.
-        ignore_index: Label of inputs that do not count.
+        ignore_index: Label of inputs that do not count; None if all do.
         num_samples: Number of replicates B.
         seed: Seed of the replicates and of u.
         batch_size: Number of inputs at a time, for a data set.

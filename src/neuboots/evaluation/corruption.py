@@ -104,7 +104,7 @@ def evaluate_corruptions(
     num_samples: int = 100,
     seed: int = 0,
     num_bins: int = 15,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     batch_size: int = 256,
     progress: bool = True,
 ) -> CorruptionReport:
@@ -121,7 +121,7 @@ def evaluate_corruptions(
         num_samples: Number of replicates B.
         seed: Seed of the replicates and the corruptions.
         num_bins: Number of bins of the ECE.
-        ignore_index: Label of inputs that do not count.
+        ignore_index: Label of inputs that do not count; None if all do.
         batch_size: Number of inputs at a time, for a data set.
         progress: Whether to show a progress bar.
 

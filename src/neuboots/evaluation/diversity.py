@@ -63,7 +63,7 @@ def evaluate_diversity(
     *,
     num_samples: int | None = None,
     seed: int = 0,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     batch_size: int = 256,
     progress: bool = True,
 ) -> DiversityReport:
@@ -75,7 +75,7 @@ def evaluate_diversity(
         num_samples: Number of replicates B. A method of K members uses each once, so B is at most K, its default; the
             default of other methods is 20.
         seed: Seed of the replicates.
-        ignore_index: Label of inputs that do not count.
+        ignore_index: Label of inputs that do not count; None if all do.
         batch_size: Number of inputs at a time, for a data set.
         progress: Whether to show a progress bar.
 

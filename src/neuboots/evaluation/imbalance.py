@@ -115,7 +115,7 @@ def evaluate_imbalance(
     train_counts: Sequence[int] | None = None,
     num_samples: int = 100,
     seed: int = 0,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     batch_size: int = 256,
     progress: bool = True,
 ) -> ImbalanceReport:
@@ -128,7 +128,7 @@ def evaluate_imbalance(
             of the data.
         num_samples: Number of replicates B; a method of K members uses at most K.
         seed: Seed of the replicates.
-        ignore_index: Label of inputs that do not count.
+        ignore_index: Label of inputs that do not count; None if all do.
         batch_size: Number of inputs at a time, for a data set.
         progress: Whether to show a progress bar.
 

@@ -335,7 +335,7 @@ def evaluate_selective_prediction(
     *,
     score: ConfidenceScore = "confidence",
     tolerance: float | None = None,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     num_samples: int = 100,
     seed: int = 0,
     batch_size: int = 256,
@@ -351,7 +351,7 @@ def evaluate_selective_prediction(
             confidence, so it ranks classes badly.
         tolerance: For a regression with score "std": a prediction is incorrect where any output is further than this
             from y.
-        ignore_index: Label of inputs that do not count.
+        ignore_index: Label of inputs that do not count; None if all do.
         num_samples: Number of replicates B.
         seed: Seed of the replicates.
         batch_size: Number of inputs at a time, for a data set.
@@ -376,7 +376,7 @@ def evaluate_selective_prediction(
         [False, False, False, True]
     """
     _check_score(predictor, score, regression=tolerance is not None)
-    if ignore_index is not None and tolerance is not None:
+    if ignore_index not in (None, -100) and tolerance is not None:
         raise ArgumentError("ignore_index", ignore_index, "None for a regression", hint="drop those rows")
     if tolerance is not None and not (isinstance(tolerance, float | int) and tolerance >= 0):
         raise ArgumentError("tolerance", tolerance, "a number ≥ 0, in the units of y")
