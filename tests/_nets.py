@@ -392,8 +392,3 @@ class TokenData(Dataset[Any]):
     def __getitem__(self, i: int) -> tuple[dict[str, Tensor], Tensor]:
         ids = torch.randint(0, 11, (7,), generator=torch.Generator().manual_seed(i))
         return {"input_ids": ids, "scale": torch.ones(1, 1)}, ids % 3
-
-
-def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of outputs (N, T, C)."""
-    return F.cross_entropy(outputs.mT, targets, reduction="none")

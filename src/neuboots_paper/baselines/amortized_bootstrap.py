@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from neuboots._prng import derive_keys, draw_normal, stable_hash
 from neuboots._validation import ArgumentError, Count, check_int, check_positive, check_types
-from neuboots.head import add_output_axis, cast_inputs
+from neuboots.head import add_output_axis, cast_inputs, channels_first
 from neuboots.loading import Batch, dataset_length
 from neuboots.losses import valid_mask, weighted_mean
 from neuboots.methods._base import functional_output, register
@@ -98,7 +98,7 @@ class ImplicitModel(nn.Module):
 
     def forward(self, x: Any, xi: Tensor) -> Tensor:
         """Compute net(x; f_φ(ξ))."""
-        return functional_output(self.net, self.generate_parameters(xi), x)
+        return channels_first(self.net, x, functional_output(self.net, self.generate_parameters(xi), x))
 
 
 def _root_mean_square(tensor: Tensor) -> float:

@@ -28,6 +28,7 @@ from neuboots.head import (
     add_output_axis,
     call_net,
     cast_inputs,
+    channels_first,
     copy_to_meta,
     eval_mode,
     extract_output,
@@ -131,7 +132,8 @@ class GBSGenerator(nn.Module):
         if alpha is not None and (alpha.ndim not in (1, 2) or alpha.shape[-1] != self.num_blocks):
             raise ArgumentError("alpha", alpha, f"a tensor of shape ({self.num_blocks},) or (N, {self.num_blocks})")
         with set_context(_ALPHA, alpha):
-            return extract_output(call_net(self.net, x), x)
+            output = extract_output(call_net(self.net, x), x)
+        return channels_first(self.net, x, output)
 
 
 def _run_example(net: nn.Module, example: Any, seed: int) -> Tensor:
