@@ -1104,7 +1104,7 @@ def _find_linear_heads(net: nn.Module, x: Any) -> list[Head]:
     try:
         with preserve_rng_state():
             names, learned, _ = _trace_candidates(net, candidates, x)
-    except (RuntimeError, TypeError):  # operations that cannot be recorded
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # it runs with its own layers only
         return []
     heads = [cast(Head, net.get_submodule(name)) for name in sorted(names)]
     return heads if not learned and all(isinstance(each, nn.Linear) for each in heads) else []

@@ -568,3 +568,16 @@ def test_axis_is_found_without_side_effects() -> None:
         assert torch.equal(net.state_dict()[name], value), name
     assert net.training
     assert net.norm.training
+
+
+def test_nets_that_need_their_own_layers_keep_their_layout() -> None:
+    """Nothing else than the head's class can stand in for it here."""
+
+    class Particular(TokenNet):
+        def forward(self, ids: Tensor) -> Tensor:
+            if not isinstance(self.score, nn.Linear):
+                raise ValueError(type(self.score))
+            return super().forward(ids)
+
+    net, x = Particular(lambda z: z), torch.arange(6).view(2, 3)
+    assert torch.equal(compute_output(net, x), net(x))
