@@ -242,6 +242,8 @@ def _match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     got, expected = ([d for d in shape[1:] if d != 1] for shape in (targets.shape, outputs.shape))
     if targets.shape[:1] != outputs.shape[:1] or got != expected:
         hint = "broadcasting would silently give a wrong loss"
+        if outputs.ndim > 2:
+            hint = "the layout is (N, C, *); outputs (N, T, C) of a Linear head are moved to (N, C, T)"
         raise ArgumentError("targets", tuple(targets.shape), f"the outputs' shape {tuple(outputs.shape)}", hint=hint)
     return targets.reshape(outputs.shape).to(outputs)
 
