@@ -41,7 +41,7 @@ DEFAULTS: dict[Callable[..., Any], dict[str, Any]] = {
     Prediction.prediction_interval: {"level": 0.95},
     ConformalClassifier: {"quantiles": (), "count": 0},
     ConformalClassifier.predict: _BATCHES,
-    ConformalClassifier.evaluate: _BATCHES,
+    ConformalClassifier.evaluate: {"ignore_index": -100, **_BATCHES},
     fit_conformal_classifier: {
         **_SETS,
         "score": "adaptive",
@@ -49,6 +49,7 @@ DEFAULTS: dict[Callable[..., Any], dict[str, Any]] = {
         "allow_empty": True,
         "penalty": 0.01,
         "k_reg": 5,
+        "ignore_index": -100,
     },
     ConformalRegressor.predict: _BATCHES,
     ConformalRegressor.evaluate: {"num_bins": 5, **_BATCHES},

@@ -91,6 +91,18 @@ def test_invalid_names_and_facts_raise(call: Any, argument: str) -> None:
     assert error.value.name == argument
 
 
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.MSELoss()], ids=["labels", "numbers"])
+def test_predictors_know_whether_outputs_are_independent(loss: nn.Module) -> None:
+    """From the loss, in `fit` and in `from_trained`."""
+    independent = isinstance(loss, nn.BCEWithLogitsLoss)
+    data, net = TensorDataset(noise(20, 4), (noise(20, 3) > 0).float()), nn.Linear(4, 3)
+    made = [Deterministic(loss).fit(net, data, QUICK)]
+    made += [method(loss).from_trained(net, data) for method in (Laplace, InfluenceBootstrap)]
+    for predictor in (*made, MCDropout(loss, where="head", head="0").from_trained(nn.Sequential(net), data)):
+        assert predictor.independent is independent
+        assert predictor.predict(X, 2).independent is independent
+
+
 NAN = float("nan")
 INVALID: dict[str, dict[str, list[Any]]] = {
     "neuboots": {
