@@ -83,7 +83,10 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {  # name: source, tests
             "tests/core/test_limits.py",
         ),
     ),
-    "conformal": ("evaluation/conformal.py", ("tests/evaluation/test_conformal.py",)),
+    "conformal": (
+        "evaluation/conformal.py",
+        ("tests/evaluation/test_conformal.py", "tests/evaluation/test_independent.py"),
+    ),
     "influence": ("methods/influence/__init__.py", _INFLUENCE),
     "influence head": ("methods/influence/_head.py", _INFLUENCE),
     "influence tangent": ("methods/influence/_tangent.py", _INFLUENCE),
