@@ -1094,6 +1094,11 @@ def find_output_axis(net: nn.Module, x: Any, output: Tensor, *, head: Head | Non
     return known[output.ndim]
 
 
+def _clone(x: Any) -> Any:
+    """A copy of the inputs, into which a net may write."""
+    return tree_map_only(Tensor, torch.clone, as_tree(x))
+
+
 def _find_linear_heads(net: nn.Module, x: Any) -> list[Head]:
     """The Linear layers that give the net's output; none if another layer does, or if they cannot be found."""
     candidates = find_head_candidates(net)
@@ -1103,7 +1108,7 @@ def _find_linear_heads(net: nn.Module, x: Any) -> list[Head]:
         return [cast(Head, net)]
     try:
         with preserve_rng_state():
-            names, learned, _ = _trace_candidates(net, candidates, x)
+            names, learned, _ = _trace_candidates(net, candidates, _clone(x))
     except (RuntimeError, TypeError, ValueError, AttributeError):  # it runs with its own layers only
         return []
     heads = [cast(Head, net.get_submodule(name)) for name in sorted(names)]
@@ -1127,7 +1132,7 @@ def _find_changed_axis(net: nn.Module, x: Any, heads: list[Head]) -> int | None:
         if heads == [net]:
             return act(heads[0], x)
         with preserve_rng_state(), _substitute(net, dict.fromkeys(heads, act)):
-            return extract_output(call_net(net, x), x)
+            return extract_output(call_net(net, _clone(x)), x)
 
     def change_first_output(z: Tensor) -> Tensor:
         change = torch.zeros_like(z)

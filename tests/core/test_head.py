@@ -532,6 +532,20 @@ def test_other_layouts_stay(net: nn.Module, shape: tuple[int, ...]) -> None:
     assert torch.equal(compute_output(net, x), net(x))
 
 
+def test_axis_is_found_for_nets_that_write_into_their_inputs() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.score(x.mul_(-2.0))
+
+    net, x = Writing(), torch.ones(2, 4, 4)
+    assert torch.equal(compute_output(net, x), net.score(torch.full((2, 4, 4), -2.0)).mT)
+    assert torch.equal(x, torch.full((2, 4, 4), -2.0))  # as after one call
+
+
 def test_two_heads_decide_together() -> None:
     class Summed(TokenNet):
         def __init__(self) -> None:
