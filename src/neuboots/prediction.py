@@ -100,7 +100,7 @@ def categorical_entropy(probs: Tensor, dim: int, *, independent: bool = False, s
     """
     tiny = torch.finfo(probs.dtype).tiny  # p = 0 adds 0, not NaN
     entropy = -torch.clamp_min(probs, tiny, out=scratch).log_().mul_(probs).sum(dim)
-    return entropy + categorical_entropy(1 - probs, dim, scratch=scratch) if independent else entropy
+    return entropy + categorical_entropy(1 - probs, dim) if independent else entropy
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -188,8 +188,17 @@ def test_class_logits_of_independent_labels_have_an_axis_of_their_own() -> None:
     z = random(5, 4, 3, 2)
     assert class_logits(z, 2, independent=False) is z
     assert class_logits(z[:, :, :1], 2, independent=True).shape == (5, 4, 1, 2)
+    assert class_logits(z[:, :, :2], 2, independent=True).shape == (5, 4, 1, 2, 2)
     probs = class_probabilities(class_logits(z, 2, independent=True), 2)
     torch.testing.assert_close(probs, torch.stack([1 - z.sigmoid(), z.sigmoid()], 2))
+
+
+def test_classes_are_exclusive_by_default() -> None:
+    z = random(5, 4, 3)
+    torch.testing.assert_close(class_probabilities(z, 2), z.softmax(2))
+    assert not Summary(1, z[0], z[0], z[0], z[0, :, 0]).independent
+    assert not SampleStream(5, 1, partial(torch.split, z)).independent
+    assert not Prediction(z).independent
 
 
 def test_mutual_information_is_not_negative() -> None:

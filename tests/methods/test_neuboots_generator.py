@@ -92,6 +92,25 @@ def test_outputs_and_tokens_are_distinguished(kind: type[Tokens], tokens: int) -
     torch.testing.assert_close(g.replicates(x, torch.ones(2, 6))[1], expected)
 
 
+@torch.no_grad()
+def test_outputs_of_a_named_head_come_to_axis_1_past_learned_factors() -> None:
+    """Which follow the last layer, so that it would not be found."""
+
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score, self.factor = nn.Linear(4, 3), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.score(x) * self.factor
+
+    net, x = Factors(), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    expected = net(x).mT
+    for run in (lambda g: g(x), lambda g: g.at(x).output):
+        net = copy.deepcopy(net)  # whose axis is not known yet
+        torch.testing.assert_close(run(BootstrapGenerator(net, head="score")), expected)
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 @torch.no_grad()
 def test_a_linear_net_may_keep_any_number_of_axes(outputs: int) -> None:
