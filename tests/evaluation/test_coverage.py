@@ -268,7 +268,7 @@ def test_bootstrap_of_linear_net_covers_like_exact_band() -> None:
 def test_influence_bootstrap_of_linear_net_has_exact_band(layers: Any) -> None:
     """Dirichlet weights have the variance n/(n + 1); with raw residuals and no ridge the rest is White's band."""
     config = replace(FULL_BATCH, epochs=60)
-    method = InfluenceBootstrap(nn.MSELoss(), layers=layers, ridge=0.0, residuals="raw")
+    method = InfluenceBootstrap(nn.MSELoss(), layers=layers, ridge=0.0, residuals="raw", num_folds=0)
     options = {"num_datasets": 10, "n": 100, "num_samples": 2} | QUIET
     found = simulate_coverage(method, lambda: nn.Linear(1, 1), LINE, config, **options)
     exact = simulate_coverage(LeastSquares(), None, LINE, config, **options)

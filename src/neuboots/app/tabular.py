@@ -334,7 +334,7 @@ def fit_table(
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp(), "pets.csv")
-        >>> lines = [f"{20 + k % 17},{'short' if k % 2 else 'long'},{k % 2 + k % 17 / 4}" for k in range(300)]
+        >>> lines = [f"{20 + k / 15},{'short' if k % 2 else 'long'},{k % 2 + k / 60}" for k in range(300)]
         >>> _ = file.write_text("\\n".join(["weight,hair,price", *lines]), encoding="utf-8")
         >>> model = fit_table(file, "price", epochs=2, num_samples=5, progress=False)
         >>> model.card.task, model.card.rows

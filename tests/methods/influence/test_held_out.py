@@ -292,6 +292,19 @@ def test_level_of_the_noise_is_that_of_held_out_rows() -> None:
     torch.testing.assert_close(found.tangent.prior, (errors.prior / model.magnitude).sqrt())
 
 
+def test_rows_that_determine_the_model_leave_no_prior() -> None:
+    """What is left is rounding, whose scale would have no limit."""
+    net, x = nn.Linear(3, 1).double(), make_data(40)[0]
+    y = x.sum(1, keepdim=True) + 0.5 * noise(40, 1, seed=4, dtype=torch.float64)
+    found = replace(WHOLE, ridge=0.0).from_trained(net, (x, y), val_data=make_data(20, seed=5))
+    assert isinstance(found, TangentPredictor)
+    assert found.tangent.prior.tolist() == [0.0]
+    held_out = make_data(20, seed=5)
+    spread = float((held_out[1] - net(held_out[0])).detach().square().mean().sqrt())
+    band = found.predict(x, 2).std
+    assert bool((band < spread).all())
+
+
 def test_ignored_rows_and_classes() -> None:
     x, y = make_data(30)[0], torch.arange(30) % 3
     y[:4] = -100

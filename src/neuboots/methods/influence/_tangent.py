@@ -79,6 +79,7 @@ _MAX_TILE_ELEMENTS = 1 << 28  # of explicit rows of J that are held; beyond: com
 _COLUMNS = 1 << 12  # of explicit rows of J that are multiplied at once
 _BATCH_ROWS = 256
 _MAX_HELD_OUT = 512  # rows × outputs of held-out data whose errors have a joint likelihood
+_MIN_FREE = 1e-9  # mean variance that the rows leave, relative to that before them
 _NUM_RATIOS = 81  # of τ²/s² that are tried, twice
 _NUM_DRAWS = 64  # of outputs of held-out rows of a classifier
 _MANY_PASSES, _MAX_PASSES = 30_000, 3_000_000  # backward passes that are worth a warning, and that are refused
@@ -795,6 +796,8 @@ def _fit_errors(
         root, error, _ = _working_residuals(model.loss, rows, y)
         free, noise = part.error_covariance(rows)
         free = free / part.magnitude
+        if float(free.diagonal().mean()) < _MIN_FREE:  # the rows determine the linear model up to rounding
+            free = torch.zeros_like(free)
         if not _has_noise(model.loss):
             count, blocks = len(rows.z), (free, noise)
             free, noise = (each.view(count, outputs, count, outputs).diagonal(dim1=0, dim2=2) for each in blocks)
