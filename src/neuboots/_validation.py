@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
@@ -41,6 +42,16 @@ class ArgumentError(ValueError):
         self.expected = expected
         self.hint = hint
         super().__init__(f"got {name}={value!r}; expected {expected}" + (f": {hint}" if hint else ""))
+
+    def __reduce__(self) -> Any:
+        # a value may be anything, also a function, which another process cannot be sent
+        return partial(ArgumentError, hint=self.hint), (self.name, _Shown(repr(self.value)), self.expected)
+
+
+class _Shown(str):
+    """Representation of a value."""
+
+    __repr__ = str.__str__
 
 
 def check_int(name: str, value: Any, *, minimum: int | None = None) -> int:

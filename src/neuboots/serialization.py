@@ -66,6 +66,9 @@ class ArtifactError(ValueError):
         self.path, self.reason = Path(path), reason
         super().__init__(f"cannot load {path}: {reason}")
 
+    def __reduce__(self) -> Any:
+        return ArtifactError, (self.path, self.reason)
+
 
 # -- predictors ----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from neuboots.evaluation._parallel import (
     run_jobs,
     student_t_interval,
 )
+from neuboots.serialization import ArtifactError
 
 # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -244,3 +246,16 @@ def test_student_t_interval_matches_scipy() -> None:
         student_t_interval(values, level=1.0)
     with pytest.raises(ArgumentError, match="values"):
         student_t_interval(values[:1])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ArgumentError("f", lambda: 1, "a number", hint="use 1"), ArtifactError("model", "it is damaged")],
+    ids=["argument", "artifact"],
+)
+def test_errors_of_other_processes_are_the_same(error: ValueError) -> None:
+    copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
+    assert (type(copy), str(copy)) == (type(error), str(error))
+    assert {name: str(value) for name, value in vars(copy).items()} == {
+        name: str(value) for name, value in vars(error).items()
+    }
