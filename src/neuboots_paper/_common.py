@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -266,14 +267,17 @@ def plot_curves(
     scale: float = 1.0,
     by: str = "method",
 ) -> None:
-    """Plot scale × key against x on a logarithmic axis: mean and interval over seeds, one line for each method."""
+    """Plot scale × key against x on a logarithmic axis: mean and interval over seeds, of the mean of their rows."""
     from neuboots.report.plots import plot_learning_curves
 
     sizes, seeds = (sorted({row[name] for row in rows}) for name in (x, "seed"))
-    found = {(row[by], row["seed"], row[x]): scale * row[key] for row in rows}
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        found.setdefault((row[by], row["seed"], row[x]), []).append(scale * row[key])
     names = dict.fromkeys(row[by] for row in rows)
     curves = {
-        name: (sizes, torch.tensor([[found[name, seed, size] for size in sizes] for seed in seeds])) for name in names
+        name: (sizes, torch.tensor([[fmean(found[name, seed, size]) for size in sizes] for seed in seeds]))
+        for name in names
     }
     plot_learning_curves(ax, curves, label=label)
     ax.set_xscale("log")
