@@ -1114,6 +1114,38 @@ class BaseMethod(ABC, Generic[P]):
         """Return the predictor with what it has to know about the loss."""
         return cast(Any, predictor).as_independent() if has_independent_outputs(self.loss) else predictor
 
+    def row_weights(
+        self, predictor: P, data: FitData, num_samples: int, *, seed: int = 0, fit_seed: int = 0
+    ) -> Tensor | None:
+        """Return the weights of the training rows that the replicates of `predict` stand for, with mean 1.
+
+        Args:
+            predictor: Predictor that this method made.
+            data: Its training data.
+            num_samples: Number of replicates B.
+            seed: Seed of the replicates.
+            fit_seed: Seed of the training, `config.seed`.
+
+        Returns:
+            The weights, (B, n); None if replicates stand for no weights of the rows.
+
+        Example:
+            >>> from neuboots import NeuBoots
+            >>> data = torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+            >>> predictor = NeuBoots().fit(lambda: nn.Linear(2, 2), data, TrainingConfig(epochs=1, progress=False))
+            >>> NeuBoots().row_weights(predictor, data, 10).shape
+            torch.Size([10, 6])
+        """
+        return self._row_weights(
+            predictor, as_dataset(data), check_int("num_samples", num_samples, minimum=1), seed, fit_seed
+        )
+
+    def _row_weights(
+        self, predictor: P, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
+    ) -> Tensor | None:
+        """As `row_weights`, for a data set."""
+        return None
+
     @abstractmethod
     def _fit(self, inputs: FitInputs) -> P:
         """Train the method on validated inputs."""

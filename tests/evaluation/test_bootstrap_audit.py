@@ -17,7 +17,19 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from neuboots import ArgumentError, BayesianBootstrap, Deterministic, NeuBoots, Predictor, TrainingConfig
+import neuboots_paper.baselines  # noqa: F401  # registers GBS
+from neuboots import (
+    ArgumentError,
+    BayesianBootstrap,
+    Deterministic,
+    InfluenceBootstrap,
+    NeuBoots,
+    Predictor,
+    StandardBootstrap,
+    TrainingConfig,
+    create_method,
+)
+from neuboots._prng import derive_keys
 from neuboots.evaluation import _audit_stats, bootstrap_audit
 from neuboots.evaluation._audit_stats import (
     MAX_CORRELATION_ERROR,
@@ -28,9 +40,17 @@ from neuboots.evaluation._audit_stats import (
     ks_and_wasserstein,
     standardize,
 )
-from neuboots.evaluation.bootstrap_audit import BootstrapAudit, audit_bootstrap, compare_with_bootstrap
+from neuboots.evaluation.bootstrap_audit import (
+    BootstrapAudit,
+    WeightAudit,
+    audit_bootstrap,
+    audit_weights,
+    compare_with_bootstrap,
+    refit_with_weights,
+)
 from neuboots.nets import MLP
 from neuboots.prediction import SampleStream
+from neuboots.weights import assign_blocks, compute_strata
 
 N = 40
 INPUTS = torch.arange(N, dtype=torch.float64)[:, None]  # an input is its own number
@@ -496,3 +516,147 @@ def test_logits_are_inferred_from_the_targets() -> None:
         predictor = method.fit(net, data, config)
         found = audit_bootstrap(predictor, method, net, data, config, x, num_samples=8, progress=False)
         assert found.logits == expected
+
+
+# -- the same weights ----------------------------------------------------------------------------------
+
+
+def test_weight_audit_matches_numpy() -> None:
+    rng = np.random.default_rng(0)
+    refits = rng.normal(size=(12, 7, 2)) + np.arange(7)[:, None]  # a mean that differs between inputs does not count
+    samples = 0.5 * refits + rng.normal(size=refits.shape) + 9.0
+    audit = WeightAudit.from_samples(torch.from_numpy(samples).float(), torch.from_numpy(refits))
+    a, b = ((values - values.mean(0)).reshape(12, -1) for values in (samples, refits))
+    assert audit.correlation == pytest.approx(np.corrcoef(a.ravel(), b.ravel())[0, 1], abs=1e-6)
+    assert audit.ratio == pytest.approx(a.std() / b.std(), abs=1e-6)
+    left_out = [np.corrcoef(np.delete(a, k, 0).ravel(), np.delete(b, k, 0).ravel())[0, 1] for k in range(12)]
+    jackknife = math.sqrt(11 / 12 * np.square(left_out - np.mean(left_out)).sum())
+    assert audit.error == pytest.approx(jackknife, rel=0.05)  # means are those of all replicates
+    assert "correlation 0." in str(audit)
+    for wrong in (samples[:2], samples[:, :3]):
+        with pytest.raises(ArgumentError, match="samples"):
+            WeightAudit.from_samples(torch.from_numpy(wrong), torch.from_numpy(refits[: len(wrong)]))
+
+
+def linear_problem(n: int = 200) -> tuple[TensorDataset, Tensor, nn.Linear]:
+    """Rows, new inputs, and the linear net of least squares."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n + 50, 4, generator=generator).double()
+    y = (x @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double() + torch.randn(len(x), generator=generator))[:, None]
+    net = nn.Linear(4, 1).double()
+    solution = torch.linalg.lstsq(torch.cat([x[:n], torch.ones(n, 1)], 1).double(), y[:n]).solution
+    with torch.no_grad():
+        net.weight.copy_(solution[:4].T)
+        net.bias.copy_(solution[4])
+    return TensorDataset(x[:n], y[:n]), x[n:], net
+
+
+def weighted_least_squares(data: TensorDataset, weights: Tensor, new: Tensor) -> Tensor:
+    """Predictions of the least squares under each row of weights, (B, N, 1)."""
+    x, y = data.tensors
+    design, test = (torch.cat([part, torch.ones(len(part), 1).double()], 1) for part in (x, new))
+    return torch.stack(
+        [test @ torch.linalg.lstsq(w.sqrt()[:, None] * design, w.sqrt()[:, None] * y)[0] for w in weights]
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [None, 40])
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_row_weights_of_the_influence_bootstrap_are_those_of_its_replicates(
+    layers: Any, num_blocks: int | None
+) -> None:
+    data, new, net = linear_problem()
+    method = InfluenceBootstrap(nn.MSELoss(), layers=layers, num_blocks=num_blocks, ridge=0.0, residuals="raw")
+    predictor = method.from_trained(net, data, seed=3)
+    weights = method.row_weights(predictor, data, 30, seed=5, fit_seed=3).double()
+    assert weights.shape == (30, 200)
+    assert weights.mean().item() == pytest.approx(1.0, abs=0.02)
+    samples = predictor.predict(new, 30, seed=5).samples
+    right = WeightAudit.from_samples(samples, weighted_least_squares(data, weights, new))
+    assert right.correlation > 0.97
+    assert right.ratio == pytest.approx(1.0, abs=0.1)
+    others = method.row_weights(predictor, data, 30, seed=6, fit_seed=3).double()
+    assert abs(WeightAudit.from_samples(samples, weighted_least_squares(data, others, new)).correlation) < 0.4
+
+
+def test_row_weights_of_ensembles_are_those_of_their_members() -> None:
+    data, new, _ = linear_problem()
+    config = TrainingConfig(
+        epochs=200, batch_size=200, optimizer=partial(torch.optim.Adam, lr=0.1), precision="64-true", progress=False
+    )
+    for method in (BayesianBootstrap(nn.MSELoss(), num_members=10), StandardBootstrap(nn.MSELoss(), num_members=10)):
+        predictor = method.fit(lambda: nn.Linear(4, 1), data, config)
+        weights = method.row_weights(predictor, data, 10, seed=4, fit_seed=0).double()
+        exact = weighted_least_squares(data, weights, new)
+        assert WeightAudit.from_samples(predictor.predict(new, 10, seed=4).samples, exact).correlation > 0.99
+
+
+def test_row_weights_of_neuboots_are_alpha_of_the_blocks() -> None:
+    x, y = torch.randn(30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2
+    config = TrainingConfig(epochs=1, seed=2, progress=False)
+    for method in (NeuBoots(), NeuBoots(num_blocks=5), create_method("gbs"), create_method("calibrated-neuboots")):
+        predictor: Any = method.fit(lambda: MLP(3, 2, widths=(8,)), (x, y), config)
+        weights = method.row_weights(predictor, (x, y), 4, seed=1, fit_seed=2)
+        num_blocks = predictor.modified.num_blocks if method.info.name == "gbs" else predictor.generator.num_blocks
+        blocks = assign_blocks(30, num_blocks, strata=compute_strata(y), seed=2)
+        alphas = predictor.weight_distribution.sample(derive_keys(torch.arange(4), 1, "replicate"), num_blocks)
+        torch.testing.assert_close(weights, alphas[:, blocks], rtol=0, atol=0)
+
+
+def test_refits_tell_a_bootstrap_from_other_replicates() -> None:
+    data, new, net = linear_problem()
+    config = TrainingConfig(
+        epochs=200, batch_size=200, optimizer=partial(torch.optim.Adam, lr=0.1), precision="64-true", progress=False
+    )
+    weights = torch.rand(5, 200, generator=torch.Generator().manual_seed(1)).double() - 0.1
+    before = net.weight.detach().clone()
+    refits = refit_with_weights(net, data, config, weights, loss=nn.MSELoss())(new)
+    exact = weighted_least_squares(data, weights.clamp_min(0.0), new)  # in the order of the weights
+    torch.testing.assert_close(refits, exact, rtol=0.0, atol=0.02)
+    assert bool((net.weight == before).all())
+    influence, paper = InfluenceBootstrap(nn.MSELoss()), NeuBoots.paper(nn.MSELoss())
+    found = {
+        name: audit_weights(predictor, method, net, data, config, new, progress=False)
+        for name, method, predictor in (
+            ("influence", influence, influence.from_trained(net, data)),
+            ("paper", paper, paper.fit(lambda: nn.Linear(4, 1), data, config)),
+        )
+    }
+    assert found["influence"].correlation > 0.9
+    assert found["paper"].correlation < 0.6
+    assert found["paper"].ratio > 3.0
+    loader = DataLoader(TensorDataset(new, new[:, :1]), batch_size=7)
+    batches = audit_weights(influence.from_trained(net, data), influence, net, data, config, loader, progress=False)
+    assert batches.correlation == pytest.approx(found["influence"].correlation, abs=1e-9)
+
+
+def test_logits_are_compared_without_their_mean() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    data, config = TensorDataset(x, (x[:, 0] > 0).long()), TrainingConfig(epochs=20, progress=False)
+    method = InfluenceBootstrap()
+    predictor = method.fit(lambda: nn.Linear(3, 2), data, config)
+    audits = [
+        audit_weights(predictor, method, predictor.net, data, config, x, logits=logits, progress=False)
+        for logits in (None, True, False)
+    ]
+    assert audits[0] == audits[1] != audits[2]
+
+
+def test_methods_without_weights_and_few_replicates_are_rejected() -> None:
+    data, new, net = linear_problem(20)
+    config = TrainingConfig(epochs=1, precision="64-true", progress=False)
+    for method in (Deterministic(nn.MSELoss()), create_method("deep-ensemble", loss=nn.MSELoss())):
+        predictor = method.fit(lambda: nn.Linear(4, 1), data, config)
+        assert method.row_weights(predictor, data, 3) is None
+        with pytest.raises(ArgumentError, match=r"method='(deterministic|deep-ensemble)'"):
+            audit_weights(predictor, method, net, data, config, new, progress=False)
+    influence = InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=10)
+    part = influence.from_trained(net, data)
+    for call, name in (
+        (lambda: audit_weights(part, influence, net, data, config, new, num_samples=2), "num_samples"),
+        (lambda: audit_weights(part, influence, net, data, replace(config, folder=Path("x")), new), "folder"),
+        (lambda: influence.row_weights(part, data, 3), "20 rows"),
+        (lambda: influence.row_weights(part, data, 0), "num_samples"),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            call()

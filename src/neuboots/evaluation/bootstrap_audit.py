@@ -40,10 +40,13 @@ from neuboots.evaluation._audit_stats import (
 from neuboots.evaluation._batching import check_predictor, format_table, iter_batches, iter_inputs
 from neuboots.evaluation._parallel import check_repeated_fit
 from neuboots.evaluation.active_learning import RowSelector
-from neuboots.head import count_rows, take_rows
-from neuboots.loading import check_length, preserve_rng_state
-from neuboots.prediction import Method, Predictor
-from neuboots.training import TrainingConfig
+from neuboots.head import copy_net, count_rows, take_rows, unwrap_model
+from neuboots.loading import FitData, as_dataset, check_length, preserve_rng_state
+from neuboots.losses import Loss, as_loss
+from neuboots.methods._base import count_net_bytes
+from neuboots.methods.ensembles import EnsemblePredictor, fit_members
+from neuboots.prediction import Method, Predictor, draw_member_order
+from neuboots.training import BaseMethod, TrainingConfig
 
 AuditFinding = Literal["faithful", "no spread", "narrow", "wide", "misplaced", "shifted", "shape", "inconclusive"]
 
@@ -289,13 +292,17 @@ def audit_bootstrap(
     with preserve_rng_state():
         config = replace(config, seed=fit_seed, progress=config.progress and progress)
         bootstrap = method.fit(model, data, config)
-    if logits is None:  # one integer target for each input or pixel, of a net with several outputs
-        inputs, y = next(iter_batches(data, 1, title="", progress=False))
-        outputs = bootstrap.predict(inputs, 1, seed=seed).samples[0]  # (1, C, *)
-        logits = not y.is_floating_point() and outputs.shape[1] > 1 and y.numel() == outputs[:, 0].numel()
+    logits = _has_logits(bootstrap, data) if logits is None else logits
     return compare_with_bootstrap(
         predictor, bootstrap, x, num_samples=num_samples, seed=seed, logits=logits, progress=progress
     )
+
+
+def _has_logits(predictor: Predictor, data: Dataset[Any]) -> bool:
+    """Whether there is one integer target for each input or pixel, of a net with several outputs."""
+    inputs, y = next(iter_batches(data, 1, title="", progress=False))
+    outputs = predictor.predict(inputs, 1).samples[0]  # (1, C, *)
+    return not y.is_floating_point() and outputs.shape[1] > 1 and y.numel() == outputs[:, 0].numel()
 
 
 def compare_with_bootstrap(
@@ -404,6 +411,192 @@ def compare_with_bootstrap(
         logits=logits,
         seed=seed,
     )
+
+
+# -- the same weights ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WeightAudit:
+    """Result of `audit_weights`: how far replicates are refits of the net under the same weights of the rows.
+
+    Attributes:
+        correlation: Correlation of the deviations of replicates and refits from their means, over replicates, inputs
+            and outputs; 1 for a bootstrap, 0 for replicates that have nothing to do with the weights.
+        error: Its standard error, by the jackknife over replicates.
+        ratio: Ratio of the root mean squares of the deviations; 1 for a bootstrap.
+        num_samples: Number of replicates B.
+
+    Example:
+        >>> refits = torch.randn(20, 50, 1, generator=torch.Generator().manual_seed(0))
+        >>> audit = WeightAudit.from_samples(3.0 * refits, refits)
+        >>> round(audit.correlation, 6), round(audit.ratio, 6)
+        (1.0, 3.0)
+    """
+
+    correlation: float
+    error: float
+    ratio: float
+    num_samples: int
+
+    @classmethod
+    def from_samples(cls, samples: Tensor, refits: Tensor) -> "WeightAudit":
+        """Compare outputs of B replicates with those of refits under the weights of each, in the same order.
+
+        Args:
+            samples: Outputs of replicates, (B, N, C, *).
+            refits: Outputs of refitted nets, of the same shape.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            ArgumentError: If there are fewer than 3 replicates, or the shapes differ.
+        """
+        if samples.shape != refits.shape or len(samples) < 3:
+            raise ArgumentError("samples", tuple(samples.shape), f"at least 3 replicates, as {tuple(refits.shape)}")
+        moved, refitted = (
+            (values.double() - values.double().mean(0)).flatten(1) for values in (samples, refits)
+        )  # (B, M)
+        product, left, right = (moved * refitted).sum(1), moved.square().sum(1), refitted.square().sum(1)
+
+        def correlate(product: Tensor, left: Tensor, right: Tensor) -> Tensor:
+            return product / (left * right).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+
+        others = correlate(product.sum() - product, left.sum() - left, right.sum() - right)  # without each replicate
+        count = len(samples)
+        return cls(
+            float(correlate(product.sum(), left.sum(), right.sum())),
+            float(((count - 1) / count * (others - others.mean()).square().sum()).sqrt()),
+            float((left.sum() / right.sum()).sqrt()),
+            count,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"correlation {self.correlation:.2f} ± {self.error:.2f} with refits under the same weights, "
+            f"{self.ratio:.2g} × their spread ({self.num_samples} replicates)"
+        )
+
+
+def audit_weights(
+    predictor: Predictor,
+    method: BaseMethod[Any],
+    net: nn.Module,
+    data: FitData,
+    config: TrainingConfig,
+    x: Any,
+    *,
+    num_samples: int = 20,
+    seed: int = 0,
+    logits: bool | None = None,
+    progress: bool = True,
+) -> WeightAudit:
+    """Train a net further under the weights of each replicate, and compare the replicates with these refits.
+
+        corr over b and x:   g(x, α_b) − mean_b   with   f_{w_b}(x) − mean_b,   w_bi = α_b of the block of row i
+
+    A bootstrap replicate is the net that its weights would give, not any function of the right spread.
+
+    Args:
+        predictor: Predictor to audit.
+        method: Method that made it.
+        net: Trained net from which the refits start; it is not changed.
+        data: Training data of the predictor.
+        config: Training options of the refits, without a folder. The seed is that of the predictor's training.
+        x: Inputs: a tensor (a tuple or dict of them), a data set, or a loader.
+        num_samples: Number of replicates B that are compared, at least 3.
+        seed: Seed of the replicates.
+        logits: Whether outputs are logits of classes, which are compared minus their mean over classes; by default
+            inferred from the targets.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ArgumentError: If replicates of this method stand for no weights of the rows, or the config has a folder.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from neuboots import InfluenceBootstrap
+        >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+        >>> data = TensorDataset(x, x.sum(1) + torch.randn(40, generator=torch.Generator().manual_seed(1)))
+        >>> config = TrainingConfig(epochs=100, optimizer=partial(torch.optim.Adam, lr=0.1), progress=False)
+        >>> method = InfluenceBootstrap(nn.MSELoss())
+        >>> predictor = method.fit(lambda: nn.Linear(2, 1), data, config)
+        >>> audit_weights(predictor, method, predictor.net, data, config, x, progress=False).correlation > 0.9
+        True
+    """
+    check_predictor(predictor)
+    check_int("num_samples", num_samples, minimum=3)
+    check_repeated_fit(config, None)
+    count = num_samples if predictor.num_distinct is None else min(num_samples, predictor.num_distinct)
+    weights = method.row_weights(predictor, data, count, seed=seed, fit_seed=config.seed)
+    if weights is None:
+        raise ArgumentError("method", method.info.name, "a method whose replicates stand for weights of the rows")
+    config = replace(config, progress=config.progress and progress)
+    run_refits = refit_with_weights(net, data, config, weights, loss=method.loss)
+    logits = _has_logits(predictor, as_dataset(data)) if logits is None else logits
+    parts = []
+    for batch in iter_inputs(x, title="audit", progress=progress):
+        samples = predictor.predict(batch, count, seed=seed).samples
+        refits = run_refits(batch)
+        if logits:
+            samples, refits = (values - values.mean(2, keepdim=True) for values in (samples, refits))
+        parts.append((samples.cpu(), refits.cpu()))
+    return WeightAudit.from_samples(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+
+
+def refit_with_weights(
+    net: nn.Module, data: FitData, config: TrainingConfig, weights: Tensor, *, loss: Loss
+) -> Callable[[Any], Tensor]:
+    """Train copies of a net further, each under other weights of the rows.
+
+    Args:
+        net: The net; it is not changed.
+        data: Training data.
+        config: Training options; all copies take the rows in the order of its seed.
+        weights: Weights of the rows for each copy, (B, n); negative ones count as zero.
+        loss: Loss per example.
+
+    Returns:
+        A function of inputs that returns the outputs of all copies, (B, N, C, *).
+
+    Example:
+        >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+        >>> refits = refit_with_weights(
+        ...     nn.Linear(2, 1),
+        ...     (x, x[:, :1]),
+        ...     TrainingConfig(epochs=1, progress=False),
+        ...     torch.ones(3, 40),
+        ...     loss=nn.MSELoss(),
+        ... )
+        >>> refits(x).shape
+        torch.Size([3, 40, 1])
+    """
+    count = len(weights)
+    check_memory("weights", count, count * count_net_bytes(net), hint="use fewer replicates")
+    with preserve_rng_state():
+        members = fit_members(
+            [copy_net(unwrap_model(net)) for _ in range(count)],
+            as_dataset(data),
+            config,
+            loss=as_loss(loss),
+            seeds=[config.seed] * count,
+            weights=weights.clamp_min(0.0).float(),
+            identity=None,
+        )
+    predictor, order = EnsemblePredictor(members.eval(), "bayesian-bootstrap"), draw_member_order(count, count, seed=0)
+
+    def run(x: Any) -> Tensor:
+        samples = predictor.predict(x, count).samples
+        return samples[order.argsort().to(samples.device)]
+
+    return run
+
+
+# -- locations -----------------------------------------------------------------------------------------
 
 
 def _iter_small_batches(x: Any, bootstrap: Predictor, replicates: int, *, seed: int, progress: bool) -> Iterator[Any]:

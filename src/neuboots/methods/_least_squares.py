@@ -310,6 +310,11 @@ class InfluencePredictor(Predictor):
     degrees_of_freedom: float
     form: ClassVar[str]  # of the stored configuration: "head" or "tangent"
 
+    @property
+    def num_blocks(self) -> int:
+        """S, the number of blocks that rows are assigned to."""
+        raise NotImplementedError
+
     def config(self) -> dict[str, Any]:
         return {
             "method": "influence",

@@ -520,6 +520,11 @@ class CalibratedNeuBoots(BaseMethod[CalibratedNeuBootsPredictor]):
         batches = list(_read_inputs(data, config, rows))
         return _calibrate(predictor, reference, batches, loss=self.loss, seed=config.seed)
 
+    def _row_weights(
+        self, predictor: CalibratedNeuBootsPredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
+    ) -> Tensor:
+        return self.options._row_weights(predictor, data, num_samples, seed, fit_seed)
+
     def _make_influence(
         self, predictor: NeuBootsPredictor, data: Dataset[Any], config: TrainingConfig, shape: torch.Size
     ) -> Predictor:

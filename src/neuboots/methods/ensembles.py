@@ -44,7 +44,7 @@ from neuboots.loading import Batch, check_length, dataset_length
 from neuboots.losses import Loss, check_per_example, valid_mask, weighted_mean
 from neuboots.methods._base import count_net_bytes, register
 from neuboots.methods._vmap import StackedNets, find_vmap_obstacle
-from neuboots.prediction import Predictor, SampleStream, stream_members
+from neuboots.prediction import Predictor, SampleStream, draw_member_order, stream_members
 from neuboots.training import (
     BaseMethod,
     FitInputs,
@@ -184,6 +184,12 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
             vectorized=self.vectorized,
         )
         return EnsemblePredictor(members.eval(), self.info.name)
+
+    def _row_weights(
+        self, predictor: EnsemblePredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
+    ) -> Tensor | None:
+        weights = self._draw_weights(data, fit_seed)
+        return None if weights is None else weights[draw_member_order(len(weights), num_samples, seed=seed)]
 
     def _draw_weights(self, data: Dataset[Any], seed: int) -> Tensor | None:
         """Draw the weights of all members: (K, n)."""

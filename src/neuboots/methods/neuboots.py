@@ -33,7 +33,7 @@ from neuboots.head import (
     make_head,
     split_head,
 )
-from neuboots.loading import Batch, dataset_length, load_targets
+from neuboots.loading import Batch, check_length, dataset_length, load_targets
 from neuboots.losses import Loss, valid_mask, weighted_mean
 from neuboots.methods._base import register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
@@ -339,6 +339,25 @@ def draw_replicate_weights(
     return weight_distribution.sample(derive_keys(torch.arange(start, stop), seed, "replicate"), num_blocks)
 
 
+def draw_row_weights(
+    weight_distribution: WeightDistribution, blocks: Blocks, n: int, num_samples: int, seed: int
+) -> Tensor:
+    """Draw the weights α_{u(i)} of all rows for the first replicates.
+
+    Args:
+        weight_distribution: Distribution of α.
+        blocks: Block u(i) of each row.
+        n: Number of rows.
+        num_samples: Number of replicates B.
+        seed: Seed of the replicates.
+
+    Returns:
+        The weights, (B, n).
+    """
+    alphas = draw_replicate_weights(weight_distribution, blocks.num_blocks, 0, num_samples, seed)
+    return alphas[:, blocks(torch.arange(n))]
+
+
 def stream_head_weights(
     generator: BootstrapGenerator,
     x: Any,
@@ -547,6 +566,12 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
 
         self._train(generator, inputs, make_weighted_objective(schedule, self.loss), validate)
         return NeuBootsPredictor(generator.eval(), self.weight_distribution)
+
+    def _row_weights(
+        self, predictor: NeuBootsPredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
+    ) -> Tensor:
+        blocks = make_blocks(data, predictor.generator.num_blocks, loss=self.loss, seed=fit_seed)
+        return draw_row_weights(predictor.weight_distribution, blocks, check_length(data), num_samples, seed)
 
     def _check_num_blocks(self, generator: BootstrapGenerator, inputs: FitInputs) -> None:
         """Raise before training if too many blocks would be empty, or weights do not fit into memory."""

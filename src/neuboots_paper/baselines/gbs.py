@@ -19,6 +19,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_uniform
 from neuboots._validation import ArgumentError, Count, check_choice, check_int, check_types
@@ -34,10 +35,10 @@ from neuboots.head import (
     extract_output,
     replace_layers,
 )
-from neuboots.loading import Batch, dataset_length, preserve_rng_state, seed_everything
+from neuboots.loading import Batch, check_length, dataset_length, preserve_rng_state, seed_everything
 from neuboots.methods._base import ModifiedNetPredictor, register, set_context
 from neuboots.methods._rank_one import LAYER_TYPES, check_replacements, outputs_match
-from neuboots.methods.neuboots import draw_replicate_weights, make_blocks, make_weighted_objective
+from neuboots.methods.neuboots import draw_replicate_weights, draw_row_weights, make_blocks, make_weighted_objective
 from neuboots.prediction import SampleStream, stream_forward_passes
 from neuboots.training import BaseMethod, FitInputs, prepare_net, validation_metrics
 from neuboots.weights import (
@@ -217,6 +218,12 @@ class GBS(BaseMethod[GBSPredictor]):
         check_choice("resample", self.resample, get_args(ResampleSchedule))
         if self.num_blocks is not None:
             check_int("num_blocks", self.num_blocks, minimum=1)
+
+    def _row_weights(
+        self, predictor: GBSPredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
+    ) -> Tensor:
+        blocks = make_blocks(data, predictor.modified.num_blocks, loss=self.loss, seed=fit_seed)
+        return draw_row_weights(predictor.weight_distribution, blocks, check_length(data), num_samples, seed)
 
     def _fit(self, inputs: FitInputs) -> GBSPredictor:
         seed = inputs.config.seed

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys
 from neuboots._validation import ArgumentError, check_choice, check_int, check_memory
@@ -31,8 +32,9 @@ from neuboots.methods._base import PostHocMethod, count_net_bytes, register
 from neuboots.methods._least_squares import InfluencePredictor, infer_likelihood
 from neuboots.methods.influence._head import HeadPredictor, build_head_predictor, check_head
 from neuboots.methods.influence._tangent import HeldOut, TangentPredictor, build_tangent_predictors, check_tangent
+from neuboots.methods.neuboots import draw_row_weights
 from neuboots.training import FitInputs, initialize_model
-from neuboots.weights import Dirichlet, WeightDistribution, check_weight_distribution
+from neuboots.weights import BlockTable, Dirichlet, WeightDistribution, assign_blocks, check_weight_distribution
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
 _MIN_FOLD_ROWS = 4  # with fewer rows in a fold the training residuals decide
@@ -156,6 +158,16 @@ class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
                 copy = initialize_model(inputs.member_factory, inputs.config.seed)
             folds.append(HeldOut(copy, data, held_out, held))
         return folds
+
+    def _row_weights(
+        self, predictor: InfluencePredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
+    ) -> Tensor:
+        n, num_blocks = check_length(data), predictor.num_blocks
+        if isinstance(predictor, TangentPredictor) and predictor.num_rows < n:
+            raise ArgumentError("data", f"{n} rows", f"at most the {predictor.num_rows} of the kernel")
+        own = self.num_blocks is None and num_blocks == n  # a block for each row
+        blocks = BlockTable(torch.arange(n) if own else assign_blocks(n, num_blocks, seed=fit_seed), num_blocks)
+        return draw_row_weights(predictor.weight_distribution, blocks, n, num_samples, seed)
 
     def _make_predictor(self, net: nn.Module, inputs: FitInputs) -> InfluencePredictor:
         held_out = [] if inputs.val_data is None else [HeldOut(net, inputs.data, inputs.val_data)]

@@ -516,6 +516,15 @@ class TangentPredictor(InfluencePredictor):
     def module(self) -> nn.Module:
         return self.tangent
 
+    @property
+    def num_blocks(self) -> int:
+        return self.tangent.influence.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """m, the number of training rows of the kernel."""
+        return len(self.tangent.basis) // self.tangent.jacobian()[1].outputs
+
     def deviations(self, x: Any) -> tuple[Tensor, Tensor]:
         """f̂(x), (N, C), and by how much a unit of each block's weight moves it: (N, C, S)."""
         outputs, moved = zip(*((chunk.rows.z, self._moved(chunk)) for chunk in self._chunks(x)), strict=True)
