@@ -27,6 +27,7 @@ STUDY_NAMES = (
     "uci",
     "validity",
     "dimensions",
+    "same-weights",
 )
 
 
