@@ -279,11 +279,13 @@ def collect(paths: Iterable[str], use: Callable[[dict[str, pytest.Item]], None])
 def run_test(item: pytest.Item, following: pytest.Item | None) -> bool:
     """Run a test; whether it passed."""
     from _pytest.runner import runtestprotocol
+    from _pytest.warnings import catch_warnings_for_item
 
     factory = getattr(item.config, "_tmp_path_factory", None)
     if factory is not None and factory._basetemp is None:
         factory._given_basetemp = _scratch_folder(os.getpid()) / "pytest"
-    reports = runtestprotocol(item, log=False, nextitem=following)
+    with catch_warnings_for_item(item.config, item.ihook, when="runtest", item=item):  # of the marks of the test
+        reports = runtestprotocol(item, log=False, nextitem=following)
     return all(report.passed for report in reports)
 
 
