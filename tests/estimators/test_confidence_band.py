@@ -104,6 +104,7 @@ def test_row_subset_keeps_the_newton_step_of_all_rows(monkeypatch: pytest.Monkey
     assert abs(np.mean(found / classical) - 1) < 0.15
 
 
+@pytest.mark.filterwarnings("ignore:some inputs are outside")
 def test_band_matches_influence_bootstrap_within_stated_error() -> None:
     X, y = waves(500)
     x, target = torch.from_numpy(X), torch.from_numpy(y[:, None])

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from neuboots.weights import (
     Exponential,
     HashedBlocks,
     Link,
+    Multinomial,
     WeightDistribution,
     WeightSchedule,
     apply_link,
@@ -155,6 +157,18 @@ def test_inputs_may_hold_texts() -> None:
     assert predictor.predict({"x": X, "note": ["text"] * 9}, 2).samples.shape == (2, 9, 3)
 
 
+@pytest.mark.parametrize("weights", [Dirichlet(), Multinomial(), Exponential(), Constant()])
+def test_weights_that_are_constant_by_their_number_are_reported(weights: Any) -> None:
+    """One weight of sum one has no spread, whatever its distribution; constant weights are what was asked for."""
+    method, net = NeuBoots(weight_distribution=weights), nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 3))
+    alike = isinstance(weights, Dirichlet | Multinomial)
+    with pytest.warns(UserWarning, match="with 1 block") if alike else nullcontext():
+        predictor = method.fit(net, class_data(), QUICK)
+    spread = float(predictor.predict(class_data().tensors[0][:5], 9).samples.std(0).max())
+    assert (spread > 0) == isinstance(weights, Exponential)
+
+
+@pytest.mark.filterwarnings("ignore:with 1 block")
 @pytest.mark.parametrize("resample", ["sample", "pool"])
 def test_features_without_one_row_per_example_need_another_schedule(resample: Any) -> None:
     def folded() -> nn.Module:
@@ -165,6 +179,7 @@ def test_features_without_one_row_per_example_need_another_schedule(resample: An
     assert error.value.name == "resample"
 
 
+@pytest.mark.filterwarnings("ignore:with 1 block")
 @pytest.mark.parametrize(
     ("width", "n", "num_blocks"), [(8, 50, 1), (8, 50, 10_000), (10_010, 50, 10_010), (8, 10_010, 10_010)]
 )

@@ -8,6 +8,7 @@ one matrix product. The output is linear in h(α), so that its mean and variance
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -43,6 +44,7 @@ from neuboots.weights import (
     SPARE_BLOCKS,
     Blocks,
     BlockTable,
+    Constant,
     Dirichlet,
     HashedBlocks,
     Link,
@@ -576,6 +578,12 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
     def _check_num_blocks(self, generator: BootstrapGenerator, inputs: FitInputs) -> None:
         """Raise before training if too many blocks would be empty, or weights do not fit into memory."""
         num_blocks, n = generator.num_blocks, dataset_length(inputs.data)
+        if not any(self.weight_distribution.covariance(num_blocks)) and self.weight_distribution != Constant():
+            warnings.warn(
+                f"with {num_blocks} block of features the weights α are constant, and all replicates are equal: use a "
+                "last layer with more inputs, or InfluenceBootstrap",
+                stacklevel=4,
+            )
         if n is not None and num_blocks > max(n, generator.split.width, SPARE_BLOCKS):
             expected = f"at most {SPARE_BLOCKS:,}, or the number of rows {n:,} or features {generator.split.width:,}"
             raise ArgumentError("num_blocks", num_blocks, expected)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,6 @@ import pytest
 import torch
 from _nets import noise
 from _reference import standard_errors
-from scipy.optimize import minimize
-from scipy.stats import multivariate_normal
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
@@ -25,6 +24,7 @@ from neuboots.methods.influence._tangent import HeldOut, Jacobian, fit_error_var
 from neuboots.nets import MLP
 from neuboots.training import EpochReport, resolve_fit
 
+pytestmark = pytest.mark.filterwarnings("ignore:errors at only", "ignore:some inputs are outside")
 CONFIG = TrainingConfig(epochs=2, batch_size=20, progress=False)
 WHOLE = InfluenceBootstrap(nn.MSELoss(), layers="all")
 
@@ -95,28 +95,30 @@ def random_errors(n: int, prior: float, level: float, seed: int) -> tuple[Tensor
     return root @ noise(n, seed=seed + 100, dtype=torch.float64), free, scatter
 
 
+@pytest.mark.parametrize("sizes", [(12, 8), (6,)])
 @pytest.mark.parametrize(("prior", "level"), [(1.0, 0.2), (0.3, 1.0), (1e-2, 3.0)])
-def test_variances_maximize_the_likelihood(prior: float, level: float) -> None:
-    errors = [random_errors(n, prior, level, seed) for seed, n in enumerate((30, 20))]
-
-    def objective(logs: Any) -> float:
-        free, scale = np.exp(logs)
-        return -sum(
-            float(multivariate_normal.logpdf(r.numpy(), cov=(free * C + scale * N).numpy())) for r, C, N in errors
-        )
-
-    best = min(
-        (minimize(objective, np.log([a, 1.0]), method="Nelder-Mead") for a in (0.01, 1.0, 10.0)), key=lambda m: m.fun
-    )
-    found = fit_error_variances(errors)
-    smallest = objective(np.log(np.maximum(found, 1e-12)))
-    assert smallest <= best.fun + 1e-4
-    if found[0] > 1e-6:
-        np.testing.assert_allclose(found, np.exp(best.x), rtol=0.02)
+def test_variances_are_posterior_means(prior: float, level: float, sizes: tuple[int, ...]) -> None:
+    """Against sums over a grid of the fraction f and of log s²."""
+    errors = [random_errors(n, prior, level, seed) for seed, n in enumerate(sizes)]
+    scale = float(torch.cat([torch.linalg.eigvals(torch.linalg.solve(N, C)).real for _, C, N in errors]).mean())
+    f = (np.arange(400) + 0.5) / 400
+    log_s2 = np.linspace(-12.0, 12.0, 1201)
+    ratio = f / (1 - f) / scale
+    logs = np.zeros((len(f), len(log_s2)))
+    for i, rho in enumerate(ratio):
+        for r, C, N in errors:
+            shape = (N + rho * C).numpy()
+            quadratic = float(r.numpy() @ np.linalg.solve(shape, r.numpy()))
+            logs[i] -= 0.5 * (len(r) * log_s2 + np.linalg.slogdet(shape)[1] + quadratic * np.exp(-log_s2))
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    s2 = np.exp(log_s2)[None]
+    expected = (weights * ratio[:, None] * s2).sum(), (weights * s2).sum()
+    np.testing.assert_allclose(fit_error_variances(errors), expected, rtol=0.03)
 
 
 def test_variances_of_many_rows_are_found() -> None:
-    found = torch.tensor([fit_error_variances([random_errors(150, 0.5, 0.2, seed)]) for seed in range(10)])
+    found = torch.tensor([fit_error_variances([random_errors(400, 0.5, 0.2, seed)]) for seed in range(10)])
     mean, error = found.mean(0), found.std(0) / 10**0.5
     assert bool(((mean - torch.tensor([0.5, 0.2])).abs() < standard_errors(2) * error).all())
 
@@ -343,3 +345,28 @@ def test_band_covers_in_several_dimensions(epochs: int, inputs: int) -> None:
         covered.append(((found.mean - f(new)).abs() <= 1.96 * found.std).float().mean())
     mean = float(torch.stack(covered).mean())
     assert 0.88 < mean < 0.995
+
+
+# -- warnings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("held", "n", "known"), [(19, 40, False), (20, 40, True), (None, 19, False), (None, 20, True)])
+def test_few_held_out_rows_are_reported(held: int | None, n: int, known: bool) -> None:
+    x, y = make_data(n)
+    config = replace(CONFIG, precision="64-true")
+    with nullcontext() if known else pytest.warns(UserWarning, match="errors at only 19 rows"):
+        WHOLE.fit(make_net(), (x, y), config, val_data=None if held is None else make_data(held, seed=5))
+
+
+@pytest.mark.filterwarnings("error")
+def test_inputs_far_outside_of_the_data_are_reported() -> None:
+    x, y = torch.linspace(0.0, 2.0, 30)[:, None].repeat(1, 3).double(), make_data(30)[1]
+    x[:, 2] = 7.0  # a constant feature has no range
+    predictor = replace(WHOLE, residuals="raw", ridge=1.0).from_trained(make_net(), (x, y))
+    inside = torch.tensor([[-1.0, 3.0, 100.0], [0.0, 1.0, 7.0]]).double()
+    predictor.predict(inside, 2)
+    predictor.summarize(inside[:0], 2)
+    for value in (-1.01, 3.01):
+        with pytest.warns(UserWarning, match="outside of the range of the training inputs, by more than 50%"):
+            predictor.predict(torch.tensor([[1.0, value, 7.0]]).double(), 2)

