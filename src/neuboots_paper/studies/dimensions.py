@@ -71,13 +71,13 @@ _HALF_WIDTH, _NUM_NEW = math.sqrt(3.0), 60
 def make_problem(function: str, noise: str, root: Path | None = None) -> SyntheticRegression:
     """Synthetic regression of these names, and 60 new inputs; a UCI data set gives the inputs of a teacher."""
     generator = torch.Generator().manual_seed(derive_seed(0, "dimensions", function))
+    inputs, f = _FUNCTIONS.get(function, (1, _teacher))
+    design = uniform_design(-_HALF_WIDTH, _HALF_WIDTH, inputs=inputs)
     if function in _TABLES:
-        f, rows = _teacher, read_uci(function.removeprefix("uci/"), root)[0].float()
+        rows = read_uci(function.removeprefix("uci/"), root)[0].float()
         rows = ((rows - rows.mean(0)) / rows.std(0))[torch.randperm(len(rows), generator=generator)]
         design, grid = partial(_draw_rows, rows[_NUM_NEW:]), rows[:_NUM_NEW]
     else:
-        inputs, f = _FUNCTIONS[function]
-        design = uniform_design(-_HALF_WIDTH, _HALF_WIDTH, inputs=inputs)
         grid = design(_NUM_NEW, generator)
 
     def draw_noise(x: Tensor, rng: torch.Generator) -> Tensor:
