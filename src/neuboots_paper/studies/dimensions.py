@@ -61,10 +61,9 @@ _FUNCTIONS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {  # of inputs t
     "additive": (5, lambda x: torch.sin(2 * x[:, 0]) + 0.5 * x[:, 1].square() + x[:, 2:4].sum(1) / 2),
     "teacher": (5, _teacher),
     "sparse": (10, lambda x: 1.4 * torch.sin(x[:, 0] + x[:, 1])),
-    "teacher-10": (10, _teacher),
     "linear": (20, lambda x: x @ torch.linspace(1.0, -1.0, 20) / 2.7),
 }
-_TABLES = {"uci/power": 4, "uci/concrete": 8, "uci/wine_red": 11}  # whose inputs are those of a teacher
+_TABLES = {"uci/power": 4, "uci/wine_red": 11}  # whose inputs are those of a teacher
 _HALF_WIDTH, _NUM_NEW = math.sqrt(3.0), 60
 
 
@@ -152,7 +151,7 @@ class Dimensions(Study):
     sizes: tuple[int, ...] = (100, 200, 900)  # n
     steps: tuple[int, ...] = (100, 500, 2000)
     num_datasets: int = 19  # of a seed
-    bootstrap_sets: int = 3  # of a seed, with a true bootstrap and a deep ensemble
+    bootstrap_sets: int = 2  # of a seed, with a true bootstrap and a deep ensemble
     bootstrap_members: int = 20
     ensemble_members: int = 5
     others: tuple[str, ...] = ("laplace", "mc-dropout", "gp")
@@ -160,7 +159,7 @@ class Dimensions(Study):
     others_at: tuple[int, int] = (200, 500)  # n and steps
     batch_size: int = 50
     learning_rate: float = 1e-2
-    seeds: tuple[int, ...] = (0, 1)
+    seeds: tuple[int, ...] = (0, 1, 2)
 
     def jobs(self) -> list[Job]:
         cells = [(function, noise) for noise in self.noises for function in self.functions]
