@@ -53,10 +53,13 @@ bench: $(READY)  ## the benchmarks
 costs: $(READY)  ## what each method costs, K = 1 … 5: the table of docs/methods.md (15 minutes)
 	$(BIN)/python -m benchmarks.costs
 
-results: $(READY)  ## docs/results.md, docs/uci.md and docs/validity.md from the committed rows
-	$(BIN)/neuboots report results/cpu --without uci validity --out docs/results.md
+results: $(READY)  ## docs/results.md and the pages of other studies from the committed rows
+	$(BIN)/neuboots report results/cpu --without uci validity dimensions same-weights --out docs/results.md
 	$(BIN)/neuboots report results/cpu/uci --out docs/uci.md
-	$(BIN)/neuboots report results/cpu/validity --out docs/validity.md
+	$(BIN)/neuboots report results/cpu/validity --out docs/validity-details.md
+	$(BIN)/neuboots report results/cpu/dimensions --out docs/dimensions.md
+	$(BIN)/neuboots report results/cpu/same-weights --out docs/same-weights.md
+	$(BIN)/python docs/make_validity.py
 
 your-data: $(READY)  ## outputs of docs/your-data.md from a real run (1 minute)
 	$(BIN)/python docs/make_your_data.py

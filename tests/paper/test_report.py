@@ -1,6 +1,7 @@
 """Tests of `neuboots report`: pages of result folders, unusable folders, and the committed pages."""
 
 import re
+import runpy
 from collections.abc import Callable
 from functools import partial
 from html.parser import HTMLParser
@@ -109,14 +110,21 @@ def test_markdown_report_gives_repeated_names_their_own_anchors() -> None:
 @pytest.mark.parametrize(
     ("page", "folder", "without"),
     [
-        ("results", RESULTS, ["uci", "validity"]),
+        ("results", RESULTS, ["uci", "validity", "dimensions", "same-weights"]),
         ("uci", RESULTS / "uci", []),
-        ("validity", RESULTS / "validity", []),
+        ("validity-details", RESULTS / "validity", []),
+        ("dimensions", RESULTS / "dimensions", []),
+        ("same-weights", RESULTS / "same-weights", []),
     ],
 )
 def test_committed_page_shows_the_committed_rows(page: str, folder: Path, without: list[str]) -> None:
     expected = render_report(read_sections(folder, plots=False, without=without), ".md")
     assert (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") == expected
+
+
+def test_page_on_validity_shows_the_committed_rows() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "make_validity.py"))
+    assert (ROOT / "docs" / "validity.md").read_text(encoding="utf-8") == script["render"]()
 
 
 def test_studies_beyond_the_paper_have_another_title() -> None:

@@ -254,7 +254,7 @@ class Dimensions(Study):
             MetricColumn("width", "width / ideal", 1, 2),
             MetricColumn("rmse", "RMSE of the net", 1, 3),
         )
-        bands = _with_inputs(rows["bands"])
+        bands = with_inputs(rows["bands"])
         main = [row for row in bands if row["method"] in (OURS, TRAINING_RESIDUALS, BOOTSTRAP, ENSEMBLE)]
         others = [row for row in bands if (row["n"], row["steps"]) == self.others_at]
         cells = [row for row in bands if row["method"] in (OURS, BOOTSTRAP)]
@@ -294,7 +294,7 @@ class Dimensions(Study):
 
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         names = (OURS, TRAINING_RESIDUALS, BOOTSTRAP, ENSEMBLE)
-        shown = [row for row in _with_inputs(rows["bands"]) if row["method"] in names]
+        shown = [row for row in with_inputs(rows["bands"]) if row["method"] in names]
         coverage, width = figure.subplots(1, 2)
         plot_curves(coverage, shown, "inputs", "coverage", xlabel="inputs", label="coverage, %", scale=100)
         coverage.axhline(100 * LEVEL, color="gray", linestyle=":")
@@ -344,7 +344,7 @@ def _pool(rows: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
     return sum(row["coverage"] for row in rows) / count, error, sum(row["width"] for row in rows) / count
 
 
-def _with_inputs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_inputs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows with the number of inputs of their function."""
     inputs = {**{name: count for name, (count, _) in _FUNCTIONS.items()}, **_TABLES}
     return [{**row, "inputs": inputs[row["function"]]} for row in rows]

@@ -164,11 +164,10 @@ class Validity(Study):
             f"annealing from {self.learning_rate:g}. The true bootstrap draws Dirichlet weights and other initial "
             "weights for each net. Where the fitted curve is biased, as at the edge, no bootstrap of the net can cover "
             "the function. The rules of the influence bootstrap were chosen, among several, on curves of this kind, "
-            f"but on other data sets. {self._measured} The recommendation for a confidence band follows from this "
-            'page: the influence bootstrap of the whole net, `InfluenceBootstrap(loss, layers="all")`, around any '
-            "trained net. The "
-            "regressor and the command use the first by default, with a Gaussian head and a correction for the early "
-            "stop. "
+            f"but on other data sets. {self._measured} These bands have the noise of training residuals, which "
+            "suffices for one input and a short training; the band that is sized by a second training is that of an "
+            "earlier version. `InfluenceBootstrap` sizes its band by errors at held-out rows if it has any: the study "
+            "`dimensions` measures it. "
             "A check over all cells compares the measured values with the criterion regardless of their errors; where "
             "it fails, it lists by how much, and in how many cells by more than twice the standard error."
         )
