@@ -136,7 +136,6 @@ class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
             folder = None if inputs.config.folder is None else Path(inputs.config.folder) / f"fold-{k}"
             part = replace(inputs, data=data, config=replace(inputs.config, folder=folder))
             self._train_net(fold, part, title=f"fold {k + 1}/{len(folds)}")
-            fold.eval()
         held_out = [HeldOut(net, inputs.data, inputs.val_data)] if inputs.val_data is not None else folds
         return self._make_with_held_out(net.eval(), inputs, held_out)
 

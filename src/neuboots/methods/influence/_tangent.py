@@ -289,7 +289,7 @@ class Jacobian:
         """How many numbers the product with a direction needs: its weights, or the outputs of the widest layer."""
         sizes = [factors.a.shape[1] * factors.d.shape[2] for factors in rows.factors]
         outputs = [len(rows.z) * factors.d.shape[2] for factors in rows.factors]
-        return max(1, sum(sizes) + self._explicit_size, *outputs)
+        return max([sum(sizes) + self._explicit_size, *outputs])
 
     def draw_directions(self, rows: JacobianRows, keys: Tensor) -> list[Tensor]:
         """Directions of the weights z ~ N(0, 1) for B keys, in parts as `pull` gives them: (B, O, D + 1), or (B, *)."""
@@ -395,7 +395,7 @@ class Jacobian:
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
     """Product with a transposed matrix in double precision, some columns at a time."""
     total = left.new_zeros(*left.shape[:-1], len(right), dtype=torch.float64)
-    for mine, theirs in zip(torch.split(left, _COLUMNS, -1), torch.split(right, _COLUMNS, -1), strict=True):
+    for mine, theirs in zip(torch.split(left, _COLUMNS, -1), torch.split(right, _COLUMNS, 1), strict=True):
         total += mine.double() @ theirs.double().T
     return total
 
@@ -430,8 +430,7 @@ def _find_layers(net: nn.Module, example: Any) -> dict[str, bool]:
             own_weights = is_parametrized(module) or any(True for _ in module.parameters(recurse=False))
             if not own_weights or "parametrizations" in name.split("."):  # which belong to the layer that holds them
                 continue
-            parts = (part for key, part in module.named_children() if key != "parametrizations")
-            if any(True for part in parts for _ in part.parameters()):  # it holds layers
+            if any(True for part in module.children() for _ in part.parameters()):  # it holds layers
                 hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
             else:
                 hooks.enter_context(module.register_forward_hook(partial(leave, name)))
@@ -480,7 +479,7 @@ class TangentModel(nn.Module):
 
     def jacobian(self) -> tuple[Jacobian, JacobianRows]:
         """J, and its rows at the training inputs; cached until a weight, the precision or the device changes."""
-        inputs = [tensor for name, tensor in self.named_buffers(recurse=False) if name.startswith("input_")]
+        inputs = [tensor for name, tensor in self.named_buffers() if name.startswith("input_")]
         states = [value for value in self.net.state_dict().values() if isinstance(value, Tensor)]
         key = fingerprint_tensors([*states, *inputs])
         if self._cache is None or self._cache[0] != key:
@@ -545,7 +544,7 @@ class TangentPredictor(InfluencePredictor):
         """By how much a unit of each block's weight moves the outputs: (N, C, S)."""
         rows, along = chunk
         part = (along @ self.tangent.influence.to(along)).to(rows.z)
-        return part.view(len(rows.z), rows.outputs, part.shape[-1])
+        return part.view(len(rows.z), rows.outputs, part.shape[1])
 
     def _std(self, chunk: _Chunk, moved: Tensor) -> Tensor:
         """Standard deviation of the replicates, zero for outputs that are not bootstrapped: like the outputs (N, ·)."""
@@ -554,7 +553,7 @@ class TangentPredictor(InfluencePredictor):
         variance = (v - c) * moved.square().sum(-1) + c * moved.sum(-1).square()  # (N, C)
         if tangent.has_prior:
             left = tangent.jacobian()[0].diagonal(rows) - (along.square() @ tangent.shrink.to(along)).view_as(variance)
-            variance = variance + (left * tangent.prior.to(left).square()).to(variance)
+            variance = variance + left * tangent.prior.square()
         std = torch.zeros_like(rows.z)
         std[:, : rows.outputs] = variance.clamp_min(0.0).sqrt()
         return std
@@ -600,8 +599,8 @@ class TangentPredictor(InfluencePredictor):
                 replicates = rows.z.repeat(stop - start, 1, 1)  # (B, N, ·)
                 change = moved @ alphas.to(moved).T  # (N, C, B)
                 if solved is not None:
-                    free = jacobian.push(rows, directions) - (along @ solved.to(along)).view_as(change).to(change)
-                    change = change + tangent.prior.to(change)[:, None] * free
+                    free = jacobian.push(rows, directions) - (along @ solved.to(along)).view_as(change)
+                    change = change + tangent.prior[:, None] * free
                 replicates[:, :, : rows.outputs] += change.movedim(-1, 0)
                 yield replicates
 
@@ -693,7 +692,7 @@ class _LinearModel:
         self.scale = weight.to(self.residual).sqrt()
         self.root = root * self.scale[:, :, None]  # w ℓ has the curvature w Λ and the gradient w ∂ℓ/∂z
         passes = self.jacobian.count_passes(n, outputs)
-        with progress_bar("Jacobian", passes, enabled=inputs.config.progress and passes > 0) as advance:
+        with progress_bar("Jacobian", passes, enabled=inputs.config.progress and bool(passes)) as advance:
             self.jacobian.on_row = partial(advance, "Jacobian")
             kernel = self.jacobian.kernel(rows, rows)
         self.magnitude = float(kernel.diagonal().mean())  # of k(x, x)
@@ -763,7 +762,7 @@ def build_tangent_predictors(
             residual, fraction = errors.residual, 0.0  # no row has leverage on a net that it is held out from
         corrected = _correct_residuals(each.correction, residual, psi, model.values, model.ridge, fraction)
         if errors is not None and errors.noise is not None:
-            level = corrected.square().mean(0).clamp_min(torch.finfo(corrected.dtype).tiny)
+            level = corrected.square().mean(0).clamp_min(1e-300)
             corrected = corrected * (errors.noise / level).sqrt()
         influence = model.influence(corrected)
         if each.num_blocks is not None:
@@ -824,9 +823,9 @@ def _fit_errors(
         if float(free.diagonal().mean()) < _MIN_FREE:  # the rows determine the linear model up to rounding
             free = torch.zeros_like(free)
         if not _has_noise(model.loss):
-            count, blocks = len(rows.z), (free, noise)
-            free, noise = (each.view(count, outputs, count, outputs).diagonal(dim1=0, dim2=2) for each in blocks)
-            classes.append((rows.z.double(), y, free.movedim(-1, 0), noise.movedim(-1, 0)))
+            shape = len(rows.z), outputs, len(rows.z), outputs
+            blocks = (torch.einsum("mcmd->mcd", each.view(shape)) for each in (free, noise))
+            classes.append((rows.z.double(), y, *blocks))
             continue
         for c, found in enumerate(errors):
             scale = root[:, c, c]  # of the noise: 1/σ(x)
