@@ -592,6 +592,8 @@ def test_ridge_of_a_ridge_regression_is_found(ridge: float, outputs: int, layers
     assert predictor.degrees_of_freedom == pytest.approx(df, rel=1e-6)
 
 
-def test_loss_without_curvature_is_rejected() -> None:
-    with pytest.raises(ValueError, match="got loss="):
-        bootstrap(linear(THETA[None]), X, randn(40, 1), loss=lambda z, y: (z - y).abs()[:, 0])
+@pytest.mark.parametrize("layers", [1, "all"])
+def test_loss_without_curvature_is_rejected(layers: Any) -> None:
+    method = InfluenceBootstrap(lambda z, y: (z - y).abs()[:, 0], layers=layers)
+    with pytest.raises(ValueError, match=r"got loss=.* positive second derivative"):
+        method.from_trained(linear(THETA[None]), TensorDataset(X, randn(40, 1)))

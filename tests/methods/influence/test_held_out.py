@@ -1,7 +1,7 @@
 """Tests of the errors at held-out rows: their covariances, their likelihood, and the replicates that follow."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,8 @@ from neuboots.losses import GaussianNLL
 from neuboots.methods.influence import TangentPredictor, _tangent
 from neuboots.methods.influence._tangent import HeldOut, Jacobian, fit_error_variances
 from neuboots.nets import MLP
-from neuboots.training import EpochReport, resolve_fit
+from neuboots.training import EpochReport, FitInputs, resolve_fit
+from neuboots.weights import Constant
 
 pytestmark = pytest.mark.filterwarnings("ignore:errors at only", "ignore:some inputs are outside")
 CONFIG = TrainingConfig(epochs=2, batch_size=20, progress=False)
@@ -81,6 +82,22 @@ def test_error_covariance_of_a_subset_counts_each_row_several_times() -> None:
         model.error_covariance(model.jacobian.rows(new)), whole.error_covariance(whole.jacobian.rows(new)), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_error_covariance_counts_rows_by_their_factors() -> None:
+    net, (x, y), new = make_net(2), make_data(12, 2), make_data(4, seed=5)[0]
+    factors = 1 + torch.arange(12) % 3
+    repeated, method = torch.repeat_interleave(torch.arange(12), factors), replace(WHOLE, ridge=0.0)
+    weighted, many = (
+        resolve_fit(net, data, CONFIG)
+        for data in ((x, torch.cat([y, factors[:, None]], 1)), (x[repeated], y[repeated]))
+    )
+    model = _tangent._LinearModel(replace(method, ridge=0.1), net, weighted, 2, weighted=True)
+    whole = _tangent._LinearModel(replace(method, ridge=0.1 * 12 / len(repeated)), net, many, 2)
+    for found, expected in zip(
+        model.error_covariance(model.jacobian.rows(new)), whole.error_covariance(whole.jacobian.rows(new)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 # -- likelihood ----------------------------------------------------------------------------------------
@@ -215,6 +232,69 @@ def test_drawn_directions_have_the_shapes_of_the_weights() -> None:
     torch.testing.assert_close(flat, draw_normal(torch.arange(3), flat.shape[1]))
     torch.testing.assert_close(jacobian.diagonal(rows)[:, 0], jacobian.kernel(rows, rows).diagonal())
     assert jacobian.direction_elements(rows) == flat.shape[1]
+    single = Jacobian(convolutional().float(), "all", x.float())
+    drawn = single.draw_directions(single.rows(x.float()), torch.arange(3))
+    assert {part.dtype for part in drawn} == {torch.float32}
+
+
+@pytest.mark.parametrize(("n", "elements"), [(2, 4 * 6 + 7 * 2), (7, 7 * 6)])
+def test_directions_need_their_weights_or_the_widest_layer(n: int, elements: int) -> None:
+    net, x = make_net(2), make_data(n)[0]
+    jacobian = Jacobian(net, "all", x)
+    assert jacobian.direction_elements(jacobian.rows(x)) == elements
+
+
+def test_memory_of_replicates_with_a_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deviations and kernels of all inputs are kept if they fit, and so many directions are drawn at once."""
+    x, new = make_data(15, seed=7)[0], make_data(7, seed=3)[0]
+    found = replace(WHOLE, num_blocks=4).from_trained(make_net(2), make_data(20, 2), val_data=(x, 3 * x[:, :2]))
+    assert isinstance(found, TangentPredictor)
+    whole, rank = found.predict(new, 7).samples, found.tangent.basis.shape[1]
+    passes, drawn, draw = list[int](), list[int](), Jacobian.draw_directions
+    found.net.register_forward_hook(lambda *_: passes.append(1))
+
+    def counted(jacobian: Jacobian, rows: Any, keys: Tensor) -> list[Tensor]:
+        drawn.append(len(keys))
+        return draw(jacobian, rows, keys)
+
+    monkeypatch.setattr(Jacobian, "draw_directions", counted)
+    elements, directions = 7 * (4 + rank) * 2, 20 * 6
+    for most, again, sizes in (
+        (7 * directions, 0, [7]),
+        (7 * directions - 1, 0, [6, 1]),
+        (elements, 0, [4, 3]),
+        (elements - 1, 1, [4, 3]),
+        (3 * directions, 1, [3, 3, 1]),
+        (directions, 1, [1] * 7),
+        (directions - 1, 1, [1] * 7),
+    ):
+        monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", most)
+        passes.clear(), drawn.clear()
+        stream = found.stream(new, 7, seed=0)
+        before = len(passes)
+        torch.testing.assert_close(torch.cat([*stream.chunks(7)]), whole)
+        assert (drawn, len(passes) - before) == (sizes, again * len(sizes)), most
+
+
+@pytest.mark.parametrize("make", [make_net, convolutional])
+def test_predictor_is_converted_to_another_precision(make: Callable[..., nn.Module]) -> None:
+    predictor, new = predictor_of(make(2), 2), make_data(5, seed=3)[0]
+    expected = predictor.predict(new, 4)
+    predictor.module.float()
+    found = predictor.predict(new, 4)
+    assert {part.dtype for part in (found.samples, found.std)} == {torch.float32}
+    torch.testing.assert_close(found.samples.double(), expected.samples, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.std.double(), expected.std, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_that_determine_the_net_there_have_no_band_without_noise() -> None:
+    """What the prior leaves at the training inputs is rounding, of either sign."""
+    x, y = make_data(20)
+    method = replace(WHOLE, ridge=0.0, weight_distribution=Constant())
+    found = method.from_trained(make_net(), (x, y), val_data=make_data(15, seed=7))
+    assert isinstance(found, TangentPredictor)
+    assert float(found.tangent.prior) > 0.0
+    torch.testing.assert_close(found.predict(x, 2).std, torch.zeros(20, 1).double(), rtol=0, atol=1e-4)
 
 
 def test_band_is_wide_where_there_are_no_data() -> None:
@@ -271,18 +351,27 @@ def test_validation_data_replace_the_folds() -> None:
     torch.testing.assert_close(found.predict(new, 3).samples, expected.predict(new, 3).samples)
 
 
-def test_level_of_the_noise_is_that_of_held_out_rows() -> None:
-    """Rows of fold k have residuals of the net without them; the mean square of the corrected ones is s²."""
-    data, nets = make_data(24), [make_net(seed=k) for k in range(3)]
-    inputs, parts = resolve_fit(nets[0], data, CONFIG), torch.arange(24) % 2
+def make_folds(nets: Sequence[nn.Module], inputs: FitInputs) -> list[HeldOut]:
+    """Every second row, and the others."""
+    parts = torch.arange(24) % 2
     folds = []
     for k in (0, 1):
         rows, rest = (parts == k).nonzero()[:, 0], (parts != k).nonzero()[:, 0]
         subsets = (Subset(inputs.data, part.tolist()) for part in (rest, rows))
-        folds.append(HeldOut(nets[1 + k], *subsets, rows))
-    model = _tangent._LinearModel(WHOLE, nets[0], inputs, 1)
+        folds.append(HeldOut(nets[k], *subsets, rows))
+    return folds
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_level_of_the_noise_is_that_of_held_out_rows(outputs: int) -> None:
+    """Rows of fold k have residuals of the net without them; the mean square of the corrected ones is s²."""
+    nets = [make_net(outputs, seed=k) for k in range(3)]
+    x, y = make_data(24, outputs)
+    y[:, -1] *= 5.0
+    inputs, parts = resolve_fit(nets[0], (x, y), CONFIG), torch.arange(24) % 2
+    folds = make_folds(nets[1:], inputs)
+    model = _tangent._LinearModel(WHOLE, nets[0], inputs, outputs)
     errors = _tangent._fit_errors(WHOLE, model, folds, inputs, weighted=False)
-    x, y = data
     expected = torch.where(parts[:, None] == 0, y - nets[1](x), y - nets[2](x)).detach()
     assert errors.residual is not None
     assert errors.noise is not None
@@ -294,14 +383,61 @@ def test_level_of_the_noise_is_that_of_held_out_rows() -> None:
     torch.testing.assert_close(found.tangent.prior, (errors.prior / model.magnitude).sqrt())
 
 
+def test_factors_of_one_change_nothing_in_folds() -> None:
+    nets, (x, y) = [make_net(2, seed=k) for k in range(3)], make_data(24, 2)
+    found = []
+    for targets in (y, torch.cat([y, torch.ones(24, 1)], 1)):
+        inputs, weighted = resolve_fit(nets[0], (x, targets), CONFIG), targets.shape[1] == 3
+        folds = make_folds(nets[1:], inputs)
+        found += _tangent.build_tangent_predictors([WHOLE], nets[0], inputs, held_out=folds, weighted=weighted)
+    plain, weighted_rows = (predictor.predict(x[:5], 3) for predictor in found)
+    torch.testing.assert_close(weighted_rows.samples, plain.samples)
+    torch.testing.assert_close(weighted_rows.std, plain.std)
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [(nn.MSELoss(), 2), (GaussianNLL(), 1), (GaussianNLL(), 2)])
+@pytest.mark.parametrize(("most", "count"), [(512, 9), (9, 9), (7, 7), (1, 2)])
+def test_likelihood_is_that_of_the_errors_of_each_output(
+    loss: Any, outputs: int, most: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """r = y − f̂(x), the covariance of f(x) under the prior, and that of its noise plus Σ: of so many held-out rows."""
+    gaussian, seen = isinstance(loss, GaussianNLL), list[tuple[Tensor, Tensor, Tensor]]()
+
+    def record(errors: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[float, float]:
+        seen.extend(errors)
+        return 1.0 / 3.0, 2.0 / 3.0
+
+    monkeypatch.setattr(_tangent, "fit_error_variances", record)
+    monkeypatch.setattr(_tangent, "_MAX_HELD_OUT", most * outputs + outputs - 1)
+    net, data, (x, y) = make_net(outputs * (1 + gaussian)), make_data(12, outputs), make_data(9, outputs, seed=5)
+    method, inputs = replace(WHOLE, loss=loss, ridge=0.05), resolve_fit(net, data, CONFIG)
+    model = _tangent._LinearModel(method, net, inputs, outputs)
+    held_out = resolve_fit(net, (x, y), CONFIG).data
+    found = _tangent._fit_errors(method, model, [HeldOut(net, inputs.data, held_out)], inputs, weighted=False)
+    free, scatter = model.error_covariance(model.jacobian.rows(x))
+    error = (y - net(x)[:, :outputs]).detach()
+    variance = net(x)[:, outputs:].detach().exp() if gaussian else torch.ones_like(y)
+    for c, (r, C, N) in enumerate(seen):
+        assert len(r) == count
+        used = (error[:, c] - r[:, None]).abs().argmin(1)
+        at = outputs * used + c
+        torch.testing.assert_close(r, error[used, c])
+        torch.testing.assert_close(C, free[at][:, at] / model.magnitude)
+        torch.testing.assert_close(N, scatter[at][:, at] + torch.diag(variance[used, c]))
+    assert found.noise is not None
+    expected = torch.full((outputs,), 1.0 / 3.0, dtype=torch.float64)
+    torch.testing.assert_close((found.prior, found.noise), (expected, 2 * expected))
+
+
 def test_rows_that_determine_the_model_leave_no_prior() -> None:
     """What is left is rounding, whose scale would have no limit."""
     net, x = nn.Linear(3, 1).double(), make_data(40)[0]
     y = x.sum(1, keepdim=True) + 0.5 * noise(40, 1, seed=4, dtype=torch.float64)
-    found = replace(WHOLE, ridge=0.0).from_trained(net, (x, y), val_data=make_data(20, seed=5))
-    assert isinstance(found, TangentPredictor)
-    assert found.tangent.prior.tolist() == [0.0]
-    held_out = make_data(20, seed=5)
+    for seed in (*range(6, 20), 5):
+        held_out = make_data(20, seed=seed)
+        found = replace(WHOLE, ridge=0.0).from_trained(net, (x, y), val_data=held_out)
+        assert isinstance(found, TangentPredictor)
+        assert found.tangent.prior.tolist() == [0.0]
     spread = float((held_out[1] - net(held_out[0])).detach().square().mean().sqrt())
     band = found.predict(x, 2).std
     assert bool((band < spread).all())
@@ -314,6 +450,7 @@ def test_ignored_rows_and_classes() -> None:
     found = InfluenceBootstrap(layers="all").from_trained(make_net(3), (x, y), val_data=held_out)
     assert isinstance(found, TangentPredictor)
     assert found.tangent.prior.shape == (3,)
+    assert {tensor.dtype for tensor in found.tangent.buffers()} == {torch.float64}
     assert len(set(found.tangent.prior.tolist())) == 1
     assert bool(torch.isfinite(found.predict(x, 5).samples).all())
 

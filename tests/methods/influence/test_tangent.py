@@ -23,7 +23,7 @@ from neuboots import Deterministic, InfluenceBootstrap, TrainingConfig, _validat
 from neuboots._validation import ArgumentError
 from neuboots.losses import GaussianNLL
 from neuboots.methods._least_squares import NoiseLevel, leverage_corrected
-from neuboots.methods.influence import InfluencePredictor, TangentPredictor, _tangent
+from neuboots.methods.influence import InfluencePredictor, TangentPredictor, _head, _tangent
 from neuboots.methods.influence._tangent import Jacobian, build_tangent_predictors
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
@@ -107,6 +107,21 @@ def test_replicates_and_moments_are_linear_in_the_weights() -> None:
     assert predictor.config()["form"] == "tangent"  # of files
 
 
+def test_factors_of_rows_are_repetitions() -> None:
+    """The same eigenvalues, ridge and influence, of two outputs and with a ridge of its own."""
+    torch.manual_seed(0)
+    net, (x, y), new = MLP(3, 2, widths=(5,)).double(), make_data(20, 2), make_data(4)[0]
+    factors = 1 + torch.arange(20) % 3
+    repeated = torch.repeat_interleave(torch.arange(20), factors)
+    method, weighted = replace(WHOLE, residuals="raw"), torch.cat([y, factors[:, None]], 1)
+    (found,) = build_tangent_predictors([method], net, resolve_fit(net, (x, weighted)), weighted=True)
+    many = build(method, net, x[repeated], y[repeated])
+    assert 20 * found.ridge == pytest.approx(len(repeated) * many.ridge, rel=1e-6)
+    assert found.degrees_of_freedom == pytest.approx(many.degrees_of_freedom, rel=1e-6)
+    expected = torch.zeros(4, 2, 20, dtype=torch.float64).index_add_(2, repeated, many.deviations(new)[1])
+    torch.testing.assert_close(found.deviations(new)[1], expected, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.parametrize("residuals", ["raw", "smooth"])
 def test_factors_of_rows_are_those_of_their_losses(residuals: Any) -> None:
     """Factor 4 of a row: twice the kernel and twice the residual; the noise level is that of the targets."""
@@ -138,6 +153,21 @@ def test_net_that_reproduces_its_targets_has_half_of_the_degrees_of_freedom(loss
     z = net(x).detach()
     predictor = build(InfluenceBootstrap(loss, layers="all"), net, x, z.softmax(1) if outputs == 3 else z)
     assert predictor.degrees_of_freedom == pytest.approx(0.5 * 20 * 2)
+
+
+@pytest.mark.parametrize(("n", "shift"), [(20, 0.0), (200, 0.0), (200, 1000.0)])
+def test_basis_has_the_rank_of_the_weights(n: int, shift: float) -> None:
+    """Eigenvalues of the n × n kernel that are rounding are left out, also beside a very large one."""
+    x, y = make_data(n)
+    predictor = build(replace(WHOLE, ridge=0.1), nn.Linear(3, 1).double(), x + shift, y)
+    assert predictor.tangent.basis.shape == (n, 4)
+
+
+def test_weights_without_effect_have_no_band() -> None:
+    net, x = Composed(no_grad_at_all, first=nn.Conv1d(1, 2, 4), head=nn.Linear(2, 2)), noise(12, 4)
+    predictor = build(WHOLE, net, x, noise(12, 2, seed=1))
+    assert predictor.tangent.basis.shape == (24, 0)
+    assert not bool(predictor.predict(x, 3).std.any())
 
 
 # -- losses --------------------------------------------------------------------------------------------
@@ -317,15 +347,15 @@ def test_band_is_wide_under_noise_and_far_from_data() -> None:
 
 def test_deviations_that_are_not_stored_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many inputs the deviations N × C × S are not kept; samples and moments are the same."""
-    x, net = noise(40, 4), make_mlp(nn.Tanh)
-    predictor = WHOLE.from_trained(net, TensorDataset(x, x[:, :2]))
+    x, net = noise(40, 4), make_mlp(nn.Tanh, 3)
+    predictor = WHOLE.from_trained(net, TensorDataset(x, x[:, :3]))
     whole = predictor.predict(x, 7)
     assert isinstance(predictor, TangentPredictor)
     predictor.tangent.jacobian()  # of the training inputs, which is kept
     calls: list[int] = []
     predictor.net.register_forward_hook(lambda *_: calls.append(1))
-    monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40 * 2**2 * 9)  # nine inputs at a time
-    for most, size, passes in ((40 * 2 * 40, 3, 0), (40 * 2 * 40 - 1, 40, 1), (2 * 40 * 2 * 2, 1, 4), (10, 3, 3)):
+    monkeypatch.setattr(_tangent, "_CHUNK_ELEMENTS", 40 * 3**2 * 9)  # nine inputs at a time
+    for most, size, passes in ((40 * 3 * 40, 3, 0), (40 * 3 * 40 - 1, 40, 1), (2 * 40 * 3 * 2, 1, 4), (10, 3, 3)):
         monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", most)
         calls.clear()
         stream = predictor.stream(x, 7, seed=0)
@@ -349,8 +379,27 @@ def test_inputs_by_name(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(predictor)).predict(x, 5).samples, samples)
     config = predictor.config()
     for name in ("layers", "outputs", "spec", "tensors"):
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(ValueError, match=rf"\bpredictor.*{name}"):
             InfluencePredictor.from_config({**config, name: [0.5]}, predictor.net)  # type: ignore[attr-defined]
+
+
+def test_cached_rows_are_not_pickled() -> None:
+    predictor = build(WHOLE, MLP(3, 1, widths=(5,)).double(), *make_data(20))
+    size, x = len(pickle.dumps(predictor)), make_data(4)[0]
+    expected = predictor.deviations(x)[1]
+    packed = pickle.dumps(predictor)
+    assert len(packed) == size
+    assert torch.equal(pickle.loads(packed).deviations(x)[1], expected)
+
+
+def test_inputs_are_converted_to_the_precision_of_the_net() -> None:
+    """Deviations have that precision, too."""
+    x, y = make_data(20)
+    predictor = build(WHOLE, MLP(3, 1, widths=(5,)), x.float(), y.float())
+    found, expected = (predictor.predict(each, 3) for each in (x, x.float()))
+    assert torch.equal(found.samples, expected.samples)
+    assert torch.equal(found.std, expected.std)
+    assert [part.dtype for part in predictor.deviations(x.float())] == [torch.float32] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -384,7 +433,7 @@ def test_progress_bar_counts_the_rows_that_are_differentiated(monkeypatch: pytes
     @contextmanager
     def progress_bar(title: str, total: int, *, enabled: bool) -> Iterator[Any]:
         steps: list[str] = []
-        bars.append((total, enabled, steps))
+        bars.append((title, total, enabled, steps))
         yield steps.append
 
     monkeypatch.setattr(_tangent, "progress_bar", progress_bar)
@@ -392,11 +441,9 @@ def test_progress_bar_counts_the_rows_that_are_differentiated(monkeypatch: pytes
     for net, progress in ((explicit_net(), True), (explicit_net(), False), (make_mlp(nn.Tanh), True)):
         inputs = resolve_fit(net, TensorDataset(x, y), TrainingConfig(epochs=1, progress=progress))
         build_tangent_predictors([InfluenceBootstrap(layers="all")], net, inputs)
-    assert [(total, enabled, len(steps)) for total, enabled, steps in bars] == [
-        (12, True, 12),
-        (12, False, 12),
-        (0, False, 0),
-    ]
+    expected = [("Jacobian", 12, True, 12), ("Jacobian", 12, False, 12), ("Jacobian", 0, False, 0)]
+    assert [(title, total, enabled, len(steps)) for title, total, enabled, steps in bars] == expected
+    assert all(step == title for title, _, _, steps in bars for step in steps)
 
 
 @pytest.mark.parametrize("layers", [1, "all"])
@@ -507,6 +554,10 @@ def tied_autoencoder(net: Any, x: Tensor) -> Tensor:
     return net.head(nn.functional.linear(torch.tanh(net.first(x)), net.first.weight.T))
 
 
+def small_autoencoder(net: Any, x: Tensor) -> Tensor:
+    return 1e-4 * tied_autoencoder(net, x)
+
+
 def layer_twice(net: Any, x: Tensor) -> Tensor:
     return 0.01 * net.head(torch.tanh(net.second(torch.tanh(net.second(net.first(x))))))
 
@@ -590,6 +641,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "in-place ELU": lambda: make_mlp(lambda: nn.ELU(inplace=True)),
     "in-place sums": lambda: two_layers(in_place_sums),
     "tied weights": lambda: two_layers(tied_autoencoder, 4),
+    "tied weights of a small output": lambda: two_layers(small_autoencoder, 4),
     "a layer used twice": lambda: two_layers(layer_twice),
     "a layer used again": lambda: two_layers(layer_again),
     "a weight used again": shared_weight,
@@ -719,6 +771,35 @@ def test_layers_count_from_their_last_use() -> None:
     check(Jacobian(net, 2, x[:2]), net, x, ["first.weight", "first.bias", "head.weight", "head.bias"])
 
 
+def test_weights_that_a_module_holds_beside_its_layers_count_from_their_last_use() -> None:
+    def scaled(part: Any, x: Tensor) -> Tensor:
+        return part.inner(x).tanh() * part.scale
+
+    def again(net: Any, x: Tensor) -> Tensor:
+        return net.head(net.part(net.first(net.part(x)).tanh()))
+
+    part = Composed(scaled, inner=nn.Linear(4, 4), scale=nn.Parameter(torch.full((4,), 2.0)))
+    net, x = Composed(again, part=part, first=nn.Linear(4, 4), head=nn.Linear(4, 1)), noise(6, 4)
+    names = ["part.inner.weight", "part.inner.bias", "part.scale", "head.weight", "head.bias"]
+    check(Jacobian(net, 3, x[:2]), net, x, names)
+
+
+def test_groups_of_layers_are_no_layers() -> None:
+    """Nor are the parts that compute the weights of a layer."""
+    x = noise(6, 4)
+    nested = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 1))
+    for net in (nested, normed(parametrizations.weight_norm), normed(parametrizations.spectral_norm)):
+        check(Jacobian(net.eval(), 3, x[:2]), net, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_explicit_rows_are_multiplied_in_double_precision(dtype: torch.dtype) -> None:
+    left, right = noise(5, 2, 30).to(dtype) + 100, noise(4, 30, seed=1).to(dtype)
+    torch.testing.assert_close(
+        _tangent._multiply(left, right), left.double() @ right.double().T, rtol=1e-13, atol=1e-13
+    )
+
+
 def test_computed_weights_belong_to_the_layer_that_uses_them() -> None:
     x, net = noise(6, 4), normed(parametrizations.weight_norm, 2.0)
     jacobian = Jacobian(net, 2, x[:2])
@@ -803,6 +884,15 @@ def test_memory_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="memory") as raised:  # even for a single row
         jacobian.check_cost("all", 1, 60)
     assert raised.value.name == "layers"
+
+
+def test_number_of_blocks_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of those that the kernel has."""
+    monkeypatch.setattr(_head, "SPARE_BLOCKS", 5)
+    method, (x, y) = replace(WHOLE, max_kernel_rows=4, num_blocks=12), make_data(12)
+    assert build(method, nn.Linear(3, 1).double(), x, y).num_blocks == 12
+    with pytest.raises(ArgumentError, match="got num_blocks="):
+        build(replace(method, num_blocks=13), nn.Linear(3, 1).double(), x, y)
 
 
 def squeezed_before(net: Any, x: Tensor) -> Tensor:
