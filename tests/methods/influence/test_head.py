@@ -31,9 +31,10 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import InfluenceBootstrap, TrainingConfig, _validation, load, save
 from neuboots.losses import GaussianNLL, as_loss
 from neuboots.methods import _curvature
+from neuboots.methods._curvature import FullGGN
 from neuboots.methods.influence import HeadPredictor, InfluencePredictor, _head
 from neuboots.methods.neuboots import draw_replicate_weights
 from neuboots.nets import MLP
@@ -142,6 +143,8 @@ def test_large_heads_use_the_kronecker_product(monkeypatch: pytest.MonkeyPatch) 
         with monkeypatch.context() as patch:
             patch.setattr(_head, "MAX_FULL_SIZE", 0)
             product = bootstrap(net, X, y[kind], loss=loss, ridge=0.1).predict(NEW, 2).std
+            patch.setattr(_head, "MAX_FULL_SIZE", 8)
+            assert torch.equal(whole, bootstrap(net, X, y[kind], loss=loss, ridge=0.1).predict(NEW, 2).std)
         assert torch.equal(whole, product) == (kind == "squared")
         assert bool(((product / whole - 1).abs() < 0.3).all())
 
@@ -174,6 +177,9 @@ def test_number_of_blocks_by_head_size() -> None:
         for size, n in ((10, 200), (10, 300), (1000, 900), (1000, 5000), (6500, 50_000), (2_000_000, 50_000))
     ]
     assert sizes == [200, 256, 900, 1000, 10_000_000 // 6500, 64]
+    every = resolve_fit(nn.Identity(), (torch.zeros(256, 1), torch.zeros(256)), CONFIG)
+    rows = torch.arange(256)
+    assert torch.equal(_head._make_blocks(InfluenceBootstrap(), 10, every)(rows), rows)
 
 
 @pytest.mark.parametrize(("residuals", "passes"), [("raw", 2), ("hc3", 2), ("smooth", 3)])
@@ -217,6 +223,25 @@ def test_moments_pass_through_an_upsampling() -> None:
     assert abs(float(ratio) - 1) < standard_errors(1) * (2 / 500) ** 0.5
 
 
+def test_moments_after_an_upsampling_have_the_covariance_of_the_weights() -> None:
+    """With three blocks of several rows, whose covariance is half of their variance: with dense matrices."""
+    net, x = make_net(Upsampling), randn(5, 2, 8, 8)
+    predictor = bootstrap(net, x, torch.arange(5 * 64).view(5, 8, 8) % 4, num_blocks=3)
+    moved, output = [], net(x).detach()
+    for shift in predictor.shifted.shifts:
+        other = copy.deepcopy(net)
+        with torch.no_grad():
+            other.classifier.weight += shift[:, :-1, None, None]
+            other.classifier.bias += shift[:, -1]
+        moved.append(other(x).detach() - output)
+    m = torch.stack(moved)
+    v, c = predictor.weight_distribution.covariance(3)
+    covariance = torch.full((3, 3), c).fill_diagonal_(v).double()
+    assert float(m.sum(0).square().sum()) > 1e-3 * float(m.square().sum())
+    expected = torch.einsum("sncij,st,tncij->ncij", m, covariance, m).sqrt()
+    torch.testing.assert_close(predictor.moments(x).std, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_moments_and_replicates_have_the_precision_of_the_net(dtype: torch.dtype, tmp_path: Path) -> None:
     predictor = bootstrap(make_net(lambda: MLP(3, 2, widths=(5,))).to(dtype), X.to(dtype), CLASSES)
@@ -251,6 +276,37 @@ def test_fewer_rows_than_features_match_the_normal_equations(least: int, monkeyp
     np.testing.assert_allclose(found.moments(new).std[:, 0].numpy(), np.sqrt(variance), rtol=1e-6)
     free = bootstrap(net, x, y, loss=nn.MSELoss())  # a ridge of its own
     assert 0 < free.degrees_of_freedom <= 2.5 + 1e-6
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_ridge_of_fewer_rows_than_features_is_found(outputs: int) -> None:
+    """Every target can be reproduced: then half of the degrees of freedom are left."""
+    x, y = randn(5, 20), randn(5, outputs, seed=1)
+    phi = with_ones(x)
+    theta = np.linalg.solve(phi.T @ phi + 60.0 * np.eye(21), phi.T @ y.numpy()).T
+    found = bootstrap(linear(theta), x, y, loss=nn.MSELoss())
+    assert found.ridge == pytest.approx(60.0 / 5, rel=1e-6)
+    net = make_net(lambda: nn.Linear(20, outputs))
+    assert bootstrap(net, x, net(x).detach(), loss=nn.MSELoss()).degrees_of_freedom == pytest.approx(2.5 * outputs)
+
+
+def test_ridge_is_the_same_in_the_span_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three rows, several times each, which a net reproduces."""
+    x, net = randn(3, 20).repeat(3, 1), make_net(lambda: nn.Linear(20, 1))
+    whole = bootstrap(net, x, net(x).detach(), loss=nn.MSELoss())
+    monkeypatch.setattr(_curvature, "_MIN_REDUCED_WIDTH", 1)
+    assert bootstrap(net, x, net(x).detach(), loss=nn.MSELoss()).ridge == pytest.approx(whole.ridge, rel=1e-6)
+
+
+def test_ridge_counts_every_output_that_a_point_is_upsampled_to() -> None:
+    """Of pixels that are each repeated twice by twice, with their targets: the same fit, four times."""
+    low = make_net(lambda: nn.Conv2d(3, 2, 1))
+    high, y = nn.Sequential(low, nn.Upsample(scale_factor=2, mode="nearest")), randn(4, 2, 2, 2, seed=6)
+    repeated = y.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    once, four = (
+        bootstrap(net, PIXELS, t, loss=nn.MSELoss(), residuals="raw") for net, t in ((low, y), (high, repeated))
+    )
+    assert four.ridge == pytest.approx(4 * once.ridge, rel=1e-6)
 
 
 def test_blocks_depend_on_the_seed() -> None:
@@ -412,6 +468,25 @@ def test_refitted_linear_model_is_weighted_least_squares(outputs: int, blocks: i
         np.testing.assert_allclose(samples.samples[b].numpy(), NEW_PHI @ exact.T, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1e8])
+def test_refit_does_not_depend_on_the_unit_of_the_targets(unit: float) -> None:
+    net, y = least_squares(1)
+    scaled = linear(unit * torch.cat([net.weight, net.bias[:, None]], 1).detach().numpy())
+    options = {"loss": nn.MSELoss(), "ridge": 0.0, "residuals": "raw", "refit": True}
+    wanted, found = (bootstrap(*each, **options).heads(0, 3, seed=0) for each in ((net, X, y), (scaled, X, unit * y)))
+    torch.testing.assert_close(found / unit, wanted, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
+def test_directions_without_curvature_stay(scale: float) -> None:
+    """What is rounding beside the largest curvature counts as none, as in a pseudo-inverse."""
+    for small, expected in ((1e-3, 1e3), (1e-16, 0.0), (0.0, 0.0)):
+        curvature = FullGGN(1, 2)
+        curvature.vectors.copy_(scale * torch.diag(torch.tensor([1.0, small], dtype=torch.float64)))
+        found = scale * _head._solve(curvature, 0.0, torch.ones(1, 2).double())
+        torch.testing.assert_close(found, torch.tensor([[1.0, expected]]).double())
+
+
 def test_refitted_linear_model_with_a_column_twice_is_weighted_least_squares() -> None:
     """H has no inverse: directions without information stay."""
     net, y = least_squares(1)
@@ -518,6 +593,8 @@ def test_size_of_the_curvature_is_checked_before_training(monkeypatch: pytest.Mo
         with pytest.raises(ValueError, match="curvature of at most 3"):
             InfluenceBootstrap().fit(make_net(lambda: nn.Linear(3, 2)), (X[:n], CLASSES[:n]), config)
     assert not seen
+    with pytest.raises(ValueError, match=r"curvature of at most 3.* this one has 8"):
+        bootstrap(make_net(lambda: nn.Linear(3, 2)), X[:3], CLASSES[:3])
     monkeypatch.setattr(_curvature, "MAX_EIGEN_SIZE", 4)
     monkeypatch.setattr(_head, "MAX_FULL_SIZE", 0)
     InfluenceBootstrap().fit(make_net(lambda: nn.Linear(3, 2)), (X, CLASSES), config)
@@ -529,6 +606,28 @@ def test_as_many_blocks_as_are_spare_are_accepted() -> None:
         _head.check_num_blocks(num_blocks, n, 10)
     with pytest.raises(ValueError, match="got num_blocks="):
         _head.check_num_blocks(SPARE_BLOCKS + 1, 8, 10)
+
+
+def test_memory_of_the_blocks_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their gradients by all parameters of the head, in double precision, and work space."""
+    monkeypatch.setattr(_validation, "_UNCHECKED_BYTES", 0)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 1_000_000)
+    net = make_net(lambda: nn.Linear(3, 2))
+    bootstrap(net, X, CLASSES, num_blocks=1000)
+    with pytest.raises(ValueError, match=r"got num_blocks=.* memory"):
+        bootstrap(net, X, CLASSES, num_blocks=9000)
+
+
+def test_named_head_is_that_of_a_loaded_predictor(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        layers = {"first": nn.Linear(3, 4), "score": nn.Linear(4, 2), "unused": nn.Linear(4, 2)}
+        return make_net(lambda: Composed(lambda net, x: net.score(torch.tanh(net.first(x))), **layers))
+
+    predictor = bootstrap(make(), X, CLASSES, head="score")
+    save(predictor, tmp_path / "model")
+    assert torch.equal(
+        load(tmp_path / "model", model=make()).predict(NEW, 3).samples, predictor.predict(NEW, 3).samples
+    )
 
 
 def test_configuration_of_the_head_is_checked() -> None:

@@ -1,6 +1,7 @@
 """Tests of the errors at held-out rows: their covariances, their likelihood, and the replicates that follow."""
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,13 +17,14 @@ from _reference import standard_errors
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from neuboots import InfluenceBootstrap, TrainingConfig, load, save
+from neuboots import InfluenceBootstrap, TrainingConfig, _validation, load, save
 from neuboots._prng import derive_keys, draw_normal
 from neuboots.losses import GaussianNLL
+from neuboots.methods._base import count_net_bytes
 from neuboots.methods.influence import TangentPredictor, _tangent
 from neuboots.methods.influence._tangent import HeldOut, Jacobian, fit_error_variances
 from neuboots.nets import MLP
-from neuboots.training import EpochReport, FitInputs, resolve_fit
+from neuboots.training import EpochReport, FitInputs, initialize_model, resolve_fit
 from neuboots.weights import Constant
 
 pytestmark = pytest.mark.filterwarnings("ignore:errors at only", "ignore:some inputs are outside")
@@ -339,6 +341,39 @@ def test_folds_are_trained_without_their_rows(tmp_path: Path) -> None:
         assert all(map(torch.equal, fold.net.parameters(), net.parameters()))
     assert not method._make_folds(net, resolve_fit(net, make_data(7), CONFIG))
     assert len(method._make_folds(net, resolve_fit(net, make_data(8), CONFIG))) == 2
+
+
+class Locked(MLP):
+    """A net that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1, widths=(6,))
+        self.lock = threading.Lock()
+
+
+def test_folds_of_a_net_that_cannot_be_copied_are_made_by_the_function() -> None:
+    """With the same initial weights."""
+    inputs = resolve_fit(lambda: Locked().double(), make_data(30), replace(CONFIG, seed=3))
+    net = initialize_model(inputs.factory, 3)
+    folds = WHOLE._make_folds(net, inputs)
+    assert len(folds) == 2
+    for fold in folds:
+        assert fold.net is not net
+        assert all(map(torch.equal, fold.net.parameters(), net.parameters()))
+    found = WHOLE.fit(lambda: Locked().double(), make_data(30), CONFIG)
+    assert isinstance(found, TangentPredictor)
+    assert found.tangent.has_prior
+
+
+def test_memory_of_the_folds_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_validation, "_UNCHECKED_BYTES", 0)
+    net, inputs = make_net(), resolve_fit(make_net(), make_data(30), CONFIG)
+    needed = 5 * count_net_bytes(net)
+    monkeypatch.setattr(_validation, "available_memory", lambda: needed)
+    assert len(replace(WHOLE, num_folds=5)._make_folds(net, inputs)) == 5
+    monkeypatch.setattr(_validation, "available_memory", lambda: needed - 1)
+    with pytest.raises(ValueError, match="got num_folds=5; .* memory"):
+        replace(WHOLE, num_folds=5)._make_folds(net, inputs)
 
 
 def test_validation_data_replace_the_folds() -> None:

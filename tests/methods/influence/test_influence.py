@@ -113,6 +113,8 @@ def test_from_trained_rejects_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_head, "_MAX_OUTPUTS", 1)
     with pytest.raises(ValueError, match="2 outputs"):
         InfluenceBootstrap().from_trained(net, data)
+    monkeypatch.setattr(_head, "_MAX_OUTPUTS", 2)
+    InfluenceBootstrap().from_trained(net, data)
     monkeypatch.undo()
     nn.init.constant_(net.weight, torch.nan)
     with pytest.raises(ValueError, match="NaN"):

@@ -258,12 +258,7 @@ class HeadPredictor(HeadReplicates, InfluencePredictor):
         generator = BootstrapGenerator(net, head=config["head"])
         shape = (config["num_blocks"], *head_parameters(generator).shape)
         refit = None if config["refit"] is None else Refit.from_config(config["refit"])
-        return ShiftedHead(generator, torch.zeros(shape, dtype=_shift_dtype(generator)), refit)
-
-
-def _shift_dtype(generator: BootstrapGenerator) -> torch.dtype:
-    """The net's own precision, at least single."""
-    return torch.promote_types(generator.split.head.weight.dtype, torch.float32)
+        return ShiftedHead(generator, torch.zeros(shape), refit)
 
 
 # -- setup ---------------------------------------------------------------------------------------------
@@ -285,9 +280,10 @@ def build_head_predictor(method: "InfluenceBootstrap", net: nn.Module, inputs: F
     inverted = ridge_inverse(values, ridge)
     shifts = curvature.lift(curvature.project(sums) * inverted).view(-1, *passes.theta.shape)
     shifts = shifts if passes.basis is None else shifts @ passes.basis.T
-    device = generator.split.head.weight.device
-    refit = _build_refit(passes, blocks, sums, ridge).to(device) if method.refit else None
-    shifted = ShiftedHead(generator, shifts.to(_shift_dtype(generator)).to(device), refit)
+    weight = generator.split.head.weight
+    dtype = torch.promote_types(weight.dtype, torch.float32)  # the net's own precision, at least single
+    refit = _build_refit(passes, blocks, sums, ridge).to(weight.device) if method.refit else None
+    shifted = ShiftedHead(generator, shifts.to(weight.device, dtype), refit)
     df = float((values * inverted).sum())
     return HeadPredictor(method.weight_distribution, ridge / passes.num_rows, df, shifted)
 
