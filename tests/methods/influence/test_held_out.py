@@ -271,7 +271,8 @@ def test_memory_of_replicates_with_a_prior(monkeypatch: pytest.MonkeyPatch) -> N
         (directions - 1, 1, [1] * 7),
     ):
         monkeypatch.setattr(_tangent, "_MAX_STORED_ELEMENTS", most)
-        passes.clear(), drawn.clear()
+        passes.clear()
+        drawn.clear()
         stream = found.stream(new, 7, seed=0)
         before = len(passes)
         torch.testing.assert_close(torch.cat([*stream.chunks(7)]), whole)

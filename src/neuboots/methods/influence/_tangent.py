@@ -824,8 +824,8 @@ def _fit_errors(
             free = torch.zeros_like(free)
         if not _has_noise(model.loss):
             shape = len(rows.z), outputs, len(rows.z), outputs
-            blocks = (torch.einsum("mcmd->mcd", each.view(shape)) for each in (free, noise))
-            classes.append((rows.z.double(), y, *blocks))
+            free, noise = (torch.einsum("mcmd->mcd", each.view(shape)) for each in (free, noise))
+            classes.append((rows.z.double(), y, free, noise))
             continue
         for c, found in enumerate(errors):
             scale = root[:, c, c]  # of the noise: 1/σ(x)
