@@ -88,6 +88,7 @@ def test_deviations_match_dense_matrices(outputs: int, residuals: Any) -> None:
     mean, found = predictor.deviations(new)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(mean, net(new).detach())
+    assert predictor.num_rows == m
     assert predictor.ridge == pytest.approx(0.05)
     assert predictor.degrees_of_freedom == pytest.approx(float(H.trace()))
 
@@ -111,13 +112,14 @@ def test_factors_of_rows_are_repetitions() -> None:
     """The same eigenvalues, ridge and influence, of two outputs and with a ridge of its own."""
     torch.manual_seed(0)
     net, (x, y), new = MLP(3, 2, widths=(5,)).double(), make_data(20, 2), make_data(4)[0]
-    factors = 1 + torch.arange(20) % 3
+    y, factors = net(x).detach() + 0.2 * y, 1 + torch.arange(20) % 3
     repeated = torch.repeat_interleave(torch.arange(20), factors)
     method, weighted = replace(WHOLE, residuals="raw"), torch.cat([y, factors[:, None]], 1)
     (found,) = build_tangent_predictors([method], net, resolve_fit(net, (x, weighted)), weighted=True)
     many = build(method, net, x[repeated], y[repeated])
     assert 20 * found.ridge == pytest.approx(len(repeated) * many.ridge, rel=1e-6)
     assert found.degrees_of_freedom == pytest.approx(many.degrees_of_freedom, rel=1e-6)
+    assert 1.1 < found.degrees_of_freedom < 19.9  # of 40 targets
     expected = torch.zeros(4, 2, 20, dtype=torch.float64).index_add_(2, repeated, many.deviations(new)[1])
     torch.testing.assert_close(found.deviations(new)[1], expected, rtol=1e-5, atol=1e-8)
 
