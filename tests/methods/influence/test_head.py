@@ -301,11 +301,13 @@ def test_ridge_is_the_same_in_the_span_of_the_rows(monkeypatch: pytest.MonkeyPat
 def test_ridge_counts_every_output_that_a_point_is_upsampled_to() -> None:
     """Of pixels that are each repeated twice by twice, with their targets: the same fit, four times."""
     low = make_net(lambda: nn.Conv2d(3, 2, 1))
-    high, y = nn.Sequential(low, nn.Upsample(scale_factor=2, mode="nearest")), randn(4, 2, 2, 2, seed=6)
+    high = nn.Sequential(low, nn.Upsample(scale_factor=2, mode="nearest"))
+    y = low(PIXELS).detach() + 0.2 * randn(4, 2, 2, 2, seed=6)
     repeated = y.repeat_interleave(2, 2).repeat_interleave(2, 3)
     once, four = (
         bootstrap(net, PIXELS, t, loss=nn.MSELoss(), residuals="raw") for net, t in ((low, y), (high, repeated))
     )
+    assert 1.1 < once.degrees_of_freedom < 7.9  # of eight parameters
     assert four.ridge == pytest.approx(4 * once.ridge, rel=1e-6)
 
 
@@ -689,6 +691,32 @@ def test_ridge_of_a_ridge_regression_is_found(ridge: float, outputs: int, layers
     eigenvalues = np.linalg.eigvalsh(PHI.T @ PHI)
     df = outputs * (eigenvalues / (eigenvalues + ridge)).sum()
     assert predictor.degrees_of_freedom == pytest.approx(df, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "n", "num_blocks"),
+    [(1, 40, None), ("all", 40, None), (1, 40, 8), ("all", 40, 8), (1, 40, 40), ("all", 40, 40), (1, 300, None)],
+)
+def test_replicates_are_linear_in_the_weights_of_the_rows(layers: Any, n: int, num_blocks: int | None) -> None:
+    """θ̂ + (ΦᵀΦ + λ)⁻¹ Φᵀ((w − 1) ⊙ u), also where rows share a block, or have one each in another order."""
+    x, y, net = randn(n, 3), randn(n, 1, seed=1), make_net(lambda: nn.Linear(3, 1))
+    method = InfluenceBootstrap(nn.MSELoss(), layers=layers, ridge=0.1, residuals="raw", num_blocks=num_blocks)
+    predictor = method.from_trained(net, TensorDataset(x, y), seed=3)
+    weights = method.row_weights(predictor, (x, y), 4, seed=5, fit_seed=3)
+    assert weights is not None
+    assert weights.shape == (4, n)
+    phi, u = with_ones(x), (y - net(x)).detach().numpy()[:, 0]
+    moved = np.linalg.solve(phi.T @ phi + 0.1 * n * np.eye(4), phi.T @ ((weights.numpy() - 1) * u).T)  # (D̃, B)
+    expected = net(NEW).detach().numpy()[:, 0] + (NEW_PHI @ moved).T
+    found = predictor.predict(NEW, 4, seed=5).samples[..., 0]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_row_weights_need_all_rows_in_the_kernel() -> None:
+    net, y = least_squares(1)
+    method = InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=39)
+    with pytest.raises(ValueError, match="got data='40 rows'; expected at most the 39"):
+        method.row_weights(method.from_trained(net, TensorDataset(X, y)), (X, y), 2)
 
 
 @pytest.mark.parametrize("layers", [1, "all"])
