@@ -22,6 +22,7 @@ Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
 POOL_SIZE = 256
 SPARE_BLOCKS = 10_000  # that any data may leave empty
+DRAW_BYTES = 120  # of memory for each weight while it is drawn
 
 # -- distributions -------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ def _check_draws(keys: Tensor, size: int) -> None:
     if not isinstance(keys, Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or keys.layout != torch.strided:
         found = (keys.dtype, tuple(keys.shape)) if isinstance(keys, Tensor) else type(keys)
         raise ArgumentError("keys", found, "int64 keys (num,)", hint="use derive_keys")
-    check_memory("size", size, 32 * len(keys) * check_int("size", size, minimum=1), hint="use fewer blocks")
+    check_memory("size", size, DRAW_BYTES * len(keys) * check_int("size", size, minimum=1), hint="use fewer blocks")
 
 
 @dataclass(frozen=True)

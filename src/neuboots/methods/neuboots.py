@@ -40,6 +40,7 @@ from neuboots.methods._base import register
 from neuboots.prediction import Moments, Predictor, SampleStream, num_bytes
 from neuboots.training import BaseMethod, FitInputs, Objective, prepare_net, validation_metrics
 from neuboots.weights import (
+    DRAW_BYTES,
     POOL_SIZE,
     SPARE_BLOCKS,
     Blocks,
@@ -61,7 +62,6 @@ from neuboots.weights import (
 )
 
 _PIXELS_AT_ONCE = 1 << 15  # whose squared features are held
-_DRAW_BYTES = 100  # of memory for each weight while it is drawn
 _AFFINE_TOLERANCE = 1e-3  # relative to the outputs: rounding is far below, a softmax far above
 
 # -- the generator -------------------------------------------------------------------------------------
@@ -590,7 +590,7 @@ class NeuBoots(BaseMethod[NeuBootsPredictor]):
         batch_size = inputs.config.batch_size if n is None else min(inputs.config.batch_size, n)
         rows = {"sample": batch_size, "pool": POOL_SIZE}.get(self.resample, 1)
         hint = "use fewer blocks, smaller batches or resample='epoch'"
-        check_memory("num_blocks", num_blocks, _DRAW_BYTES * rows * num_blocks, hint=hint)
+        check_memory("num_blocks", num_blocks, DRAW_BYTES * rows * num_blocks, hint=hint)
 
     def _check_replicates(self, generator: BootstrapGenerator, example: Any) -> None:
         """Raise before training if the net cannot be replicated by re-weighting its head."""

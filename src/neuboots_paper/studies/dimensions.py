@@ -7,6 +7,7 @@ The functions, and the data sets, are others than those on which the rule of the
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -317,7 +318,9 @@ class Dimensions(Study):
 
 
 def _moments(predictor: Any, grid: Tensor) -> tuple[Tensor, Tensor]:
-    summary = predictor.summarize(grid, 200)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "some inputs are outside")
+        summary = predictor.summarize(grid, 200)
     return summary.mean[:, 0].double(), summary.std[:, 0].double()
 
 

@@ -258,7 +258,7 @@ class Jacobian:
         total = rows.z.new_zeros(len(rows.z), rows.outputs, num)
         for factors, part in zip(rows.factors, directions, strict=False):
             moved = factors.a @ part.to(factors.a).flatten(0, 1).T  # (N, K·O)
-            total += factors.d @ moved.view(len(moved), num, -1).mT
+            total += factors.d @ moved.view(len(moved), num, part.shape[1]).mT
         if self._explicit:
             with sdpa_kernel(SDPBackend.MATH), _gradients(self.net):  # faster kernels have no second derivative
                 z, wanted = self._forward(rows.x, self._explicit)
