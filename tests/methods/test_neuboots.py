@@ -203,15 +203,15 @@ def test_at_most_as_many_blocks_as_rows_or_features(width: int, n: int, num_bloc
 def test_weights_of_a_step_must_fit_into_memory(
     resample: Any, batch_size: int, rows: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 bytes for each while they are drawn."""
+    """120 bytes for each while they are drawn."""
     data: Any = Stream(*class_data().tensors) if streamed else class_data()
     rows = batch_size if streamed and resample == "sample" else rows
     config = replace(QUICK, epochs=1, batch_size=batch_size, steps_per_epoch=1)
     method = NeuBoots(num_blocks=20, resample=resample)
     monkeypatch.setattr(_validation, "_UNCHECKED_BYTES", 0)
-    monkeypatch.setattr(_validation, "available_memory", lambda: 100 * rows * 20)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 120 * rows * 20)
     method.fit(TwoBranches, data, config)
-    monkeypatch.setattr(_validation, "available_memory", lambda: 100 * rows * 20 - 1)
+    monkeypatch.setattr(_validation, "available_memory", lambda: 120 * rows * 20 - 1)
     with pytest.raises(ArgumentError, match="GB") as error:
         method.fit(TwoBranches, data, config)
     assert (error.value.name, error.value.value) == ("num_blocks", 20)
