@@ -671,3 +671,22 @@ def test_images_of_several_sizes_train_one_by_one(name: str) -> None:
     predictor = create(name).fit(make_net, ImagesOfSeveralSizes(), replace(QUICK, epochs=1, batch_size=1))
     x, _ = ImagesOfSeveralSizes()[3]
     assert predictor.predict(x[None], 2).samples.shape == (2, 1, 2, *x.shape[1:])
+
+
+def test_row_weights_are_functions_of_both_seeds() -> None:
+    x, y = class_data(30).tensors
+    arrays = x.numpy(), y.numpy()
+    method, config = NeuBoots(num_blocks=6), replace(QUICK, seed=0)
+    predictor = method.fit(lambda: MLP(4, 3, widths=(8,)), (x, y), config)
+    weights = method.row_weights(predictor, arrays, 5)
+    assert weights is not None
+    assert weights.shape == (5, 30)
+    assert len(weights[0].unique()) == 6  # a weight for each block
+    torch.testing.assert_close(weights, method.row_weights(predictor, (x, y), 5, seed=0, fit_seed=0), rtol=0, atol=0)
+    for seeds in ({"seed": 1}, {"fit_seed": 1}):
+        assert not torch.equal(weights, method.row_weights(predictor, (x, y), 5, **seeds))  # type: ignore[arg-type]
+    single = Deterministic()
+    assert single.row_weights(single.fit(lambda: MLP(4, 3), (x, y), config), (x, y), 5) is None
+    with pytest.raises(ArgumentError, match=r"num_samples=0; expected an integer, at least 1"):
+        method.row_weights(predictor, (x, y), 0)
+    assert method.row_weights(predictor, (x, y), 1).shape == (1, 30)  # type: ignore[union-attr]
