@@ -300,6 +300,11 @@ class Dimensions(Study):
         plot_curves(coverage, shown, "inputs", "coverage", xlabel="inputs", label="coverage, %", scale=100)
         coverage.axhline(100 * LEVEL, color="gray", linestyle=":")
         plot_curves(width, shown, "inputs", "width", xlabel="inputs", label="width / ideal", scale=1)
+        handles, labels = coverage.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+        for ax in (coverage, width):
+            ax.get_legend().remove()
+            ax.set_xticks(ticks := sorted({1, 2, 5, 10, 20} & {row["inputs"] for row in shown}), map(str, ticks))
         return {"coverage": figure}
 
     @property
