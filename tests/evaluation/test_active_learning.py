@@ -535,6 +535,7 @@ def test_task_is_inferred_from_loss_and_targets(loss: Any, targets: Tensor, expe
     assert loop(Deterministic(loss), task="regression", **options).main_metric == "rmse"
 
 
+@pytest.mark.filterwarnings("ignore:with 1 block")
 def test_ignored_pixels_are_not_measured() -> None:
     x = noise(12, 1, 4, 4)
     y = (x[:, 0] > 0).long()
