@@ -3,6 +3,7 @@
 import copy
 import random
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import neuboots_paper.baselines  # noqa: F401  # registers four more methods
-from neuboots import ArgumentError, nets
+from neuboots import ArgumentError, InfluenceBootstrap, nets, save
 from neuboots.app import load_model
 from neuboots.app import model as app_model
 from neuboots.app.images import fit_images
@@ -257,3 +258,38 @@ def test_a_net_of_huge_size_is_refused_before_it_fills_the_memory(name: str, mon
             attempt(changed(artifact, path, lambda parent, key: parent[key].extend(10**5 * parent[key])), monkeypatch)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 1 << 19  # KiB
     assert torch.is_grad_enabled()
+
+
+INPUTS: list[Any] = [
+    [1, {"type": "collections.defaultdict", "context": {"default_factory_module": "unittest.__main__"}}],
+    {"type": "builtins.dict", "context": '{"__enum__": true, "fqn": "unittest.__main__:main"}', "children_spec": []},
+    {"tuple": []},
+    {"tuple": [None, None]},
+    {"set": [None]},
+    {"list": {"a": None}},
+    {"tuple": [None], "list": [None]},
+    "[1]",
+]
+
+
+@pytest.mark.parametrize("structure", INPUTS)
+def test_inputs_of_another_structure_are_refused(
+    structure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that a config names is imported."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    method = InfluenceBootstrap(torch.nn.MSELoss(), layers="all", ridge=1.0)
+    save(method.from_trained(MLP(3, 1, widths=(4,)), (x, x[:, :1])), tmp_path / "model")
+    artifact = read_artifact(tmp_path / "model", kind="predictor")
+    restore(artifact, monkeypatch)
+    error = attempt(Artifact(artifact.folder, artifact.config | {"inputs": structure}, artifact.tensors), monkeypatch)
+    assert error is not None
+    for name, value in (("outputs", 2), ("ridge", -1.0), ("degrees_of_freedom", -1.0)):
+        assert attempt(Artifact(artifact.folder, artifact.config | {name: value}, artifact.tensors), monkeypatch)
+    assert "unittest.__main__" not in sys.modules
+
+
+def test_no_module_reads_structures_of_torch() -> None:
+    """`treespec_loads` imports modules that its text names."""
+    source = Path(nets.__file__).resolve().parents[2]
+    assert not [file for file in source.rglob("*.py") if "treespec_loads" in file.read_text(encoding="utf-8")]

@@ -327,6 +327,8 @@ class InfluencePredictor(Predictor):
     @classmethod
     def from_config(cls, config: dict[str, Any], net: nn.Module) -> "InfluencePredictor":
         check_types("predictor", config, {"weight_distribution": dict, "ridge": float, "degrees_of_freedom": float})
+        if not (config["ridge"] >= 0.0 and config["degrees_of_freedom"] >= 0.0):
+            raise ValueError("its ridge or degrees of freedom are negative")
         form: Any = next(each for each in cls.__subclasses__() if each.form == config["form"])
         distribution = build_distribution(config["weight_distribution"])
         facts = distribution, config["ridge"], config["degrees_of_freedom"]

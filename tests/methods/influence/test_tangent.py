@@ -380,7 +380,7 @@ def test_inputs_by_name(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "saved", model=MixedInputs()).predict(x, 5).samples, samples)
     assert torch.equal(pickle.loads(pickle.dumps(predictor)).predict(x, 5).samples, samples)
     config = predictor.config()
-    for name in ("layers", "outputs", "spec", "tensors"):
+    for name in ("layers", "outputs", "inputs", "tensors"):
         with pytest.raises(ValueError, match=rf"\bpredictor.*{name}"):
             InfluencePredictor.from_config({**config, name: [0.5]}, predictor.net)  # type: ignore[attr-defined]
 

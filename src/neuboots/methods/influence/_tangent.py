@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten, treespec_dumps, treespec_loads
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import Dataset
 
 from neuboots._prng import derive_keys, draw_normal
@@ -447,8 +447,8 @@ class TangentModel(nn.Module):
     Args:
         net: The trained net.
         layers: Number of last layers that are bootstrapped, or "all".
-        outputs: Number of leading outputs that are bootstrapped; None is all.
-        spec: Structure of the inputs (a tensor, tuple or dict), as torch's pytree serializes it.
+        outputs: Number of leading outputs that are bootstrapped.
+        structure: Structure of the inputs, as `_take_apart` returns it.
         tensors: `basis`, L V: (n·C, r), `influence`, (W + λ)⁻¹ Vᵀ ũ by block: (r, S), and the training inputs; with a
             prior also `prior`, τ: (C,), and `inverted`, (W + λ)⁻¹, and `shrink`, (W + 2λ)(W + λ)⁻²: (r,).
     """
@@ -461,10 +461,10 @@ class TangentModel(nn.Module):
     shrink: Tensor
 
     def __init__(
-        self, net: nn.Module, layers: Layers, outputs: int | None, spec: str, tensors: dict[str, Tensor]
+        self, net: nn.Module, layers: Layers, outputs: int, structure: Any, tensors: dict[str, Tensor]
     ) -> None:
         super().__init__()
-        self.net, self.layers, self.outputs, self.spec = net, layers, outputs, spec
+        self.net, self.layers, self.outputs, self.structure = net, layers, outputs, structure
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
         self._cache: tuple[bytes, Jacobian, JacobianRows] | None = None
@@ -483,7 +483,7 @@ class TangentModel(nn.Module):
         states = [value for value in self.net.state_dict().values() if isinstance(value, Tensor)]
         key = fingerprint_tensors([*states, *inputs])
         if self._cache is None or self._cache[0] != key:
-            x = cast_inputs(self.net, tree_unflatten(inputs, treespec_loads(self.spec)))
+            x = cast_inputs(self.net, _put_together(self.structure, iter(inputs)))
             jacobian = Jacobian(self.net, self.layers, sample_rows(x), outputs=self.outputs)
             self._cache = key, jacobian, jacobian.rows(x)
         return self._cache[1:]
@@ -623,7 +623,7 @@ class TangentPredictor(InfluencePredictor):
             **super().config(),
             "layers": tangent.layers,
             "outputs": tangent.outputs,
-            "spec": tangent.spec,
+            "inputs": tangent.structure,
             "tensors": describe_tensors(dict(tangent.named_buffers(recurse=False))),
         }
 
@@ -631,12 +631,62 @@ class TangentPredictor(InfluencePredictor):
     def _rebuild(cls, config: dict[str, Any], net: nn.Module) -> TangentModel:
         types = {
             "layers": Count | Literal["all"],
-            "outputs": Count | None,
-            "spec": str,
+            "outputs": Count,
+            "inputs": dict | None,
             "tensors": dict[str, list[Any]],
         }
         check_types("predictor", config, types)
-        return TangentModel(net, config["layers"], config["outputs"], config["spec"], make_tensors(config["tensors"]))
+        structure, outputs, tensors = config["inputs"], config["outputs"], make_tensors(config["tensors"])
+        inputs = [f"input_{k}" for k in range(_count_leaves(structure))]
+        prior = ["prior", "inverted", "shrink"] if "prior" in tensors else []
+        if tensors.keys() != {"basis", "influence", *inputs, *prior}:
+            raise ValueError("its tensors are not those of its inputs")
+        n, rank = len(tensors["input_0"]), len(tensors["influence"])
+        expected = {"basis": (n * outputs, rank), "prior": (outputs,), "inverted": (rank,), "shrink": (rank,)}
+        if any(len(tensors[name]) != n for name in inputs) or any(
+            tuple(tensors[name].shape) != expected[name] for name in ("basis", *prior)
+        ):
+            raise ValueError("its tensors have shapes that do not fit each other")
+        return TangentModel(net, config["layers"], outputs, structure, tensors)
+
+
+def _take_apart(x: Any, leaves: list[Tensor]) -> Any:
+    """Structure of inputs as JSON, None for a tensor, which is appended to the leaves.
+
+    >>> _take_apart({"a": torch.zeros(1), "b": [torch.ones(1)]}, [])
+    {'dict': {'a': None, 'b': {'list': [None]}}}
+    """
+    if isinstance(x, Tensor):
+        leaves.append(x)
+        return None
+    if type(x) in (tuple, list):
+        return {type(x).__name__: [_take_apart(part, leaves) for part in x]}
+    if isinstance(x, dict) and all(type(key) is str for key in x):
+        return {"dict": {key: _take_apart(part, leaves) for key, part in x.items()}}
+    raise ArgumentError("data", f"inputs of {type(x)}", "a tensor, or a tuple, list or dict of tensors by name")
+
+
+def _put_together(structure: Any, leaves: Iterator[Tensor]) -> Any:
+    """Inputs of this structure."""
+    if structure is None:
+        return next(leaves)
+    ((kind, parts),) = structure.items()
+    if kind == "dict":
+        return {key: _put_together(part, leaves) for key, part in parts.items()}
+    values = [_put_together(part, leaves) for part in parts]
+    return tuple(values) if kind == "tuple" else values
+
+
+def _count_leaves(structure: Any) -> int:
+    """Number of tensors of a structure that was stored; raise ValueError if it is none."""
+    if structure is None:
+        return 1
+    kinds = {"tuple": list, "list": list, "dict": dict}
+    if isinstance(structure, dict) and len(structure) == 1:
+        ((kind, parts),) = structure.items()
+        if kind in kinds and type(parts) is kinds[kind] and parts:
+            return sum(map(_count_leaves, parts.values() if kind == "dict" else parts))
+    raise ValueError("its inputs have a structure of an unknown kind")
 
 
 # -- setup ---------------------------------------------------------------------------------------------
@@ -747,7 +797,8 @@ def build_tangent_predictors(
     outputs = check_tangent(method, net, inputs)
     model = _LinearModel(method, net, inputs, outputs, weighted=weighted)
     n = len(model.rows.z)
-    leaves, spec = tree_flatten(model.x)
+    leaves: list[Tensor] = []
+    structure = _take_apart(model.x, leaves)
     stored = {f"input_{k}": leaf for k, leaf in enumerate(leaves)}
     errors = _fit_errors(method, model, held_out, inputs, weighted=weighted) if held_out else None
     if errors is not None:
@@ -770,7 +821,7 @@ def build_tangent_predictors(
             blocks = assign_blocks(n, each.num_blocks, seed=inputs.config.seed).to(influence.device)
             influence = influence.new_zeros(len(influence), each.num_blocks).index_add_(1, blocks, influence)
         tensors = {"basis": model.basis, "influence": influence, **stored}
-        tangent = TangentModel(net, method.layers, outputs, treespec_dumps(spec), tensors)
+        tangent = TangentModel(net, method.layers, outputs, structure, tensors)
         ridge = model.ridge / model.num_valid
         predictors.append(TangentPredictor(each.weight_distribution, ridge, model.degrees_of_freedom, tangent))
     return predictors
