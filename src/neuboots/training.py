@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from neuboots._fingerprint import NO_EFFECT, describe, describe_data, digest, find_differences
-from neuboots._validation import ArgumentError, check_int, check_positive, escape_text
+from neuboots._validation import ArgumentError, check_int, check_memory, check_positive, escape_text
 from neuboots.head import compute_output, copy_net, eval_mode, has_lazy_layers, load_example, unwrap_model
 from neuboots.loading import (
     Batch,
@@ -44,12 +44,14 @@ from neuboots.loading import (
     EpochLoader,
     FitData,
     as_dataset,
+    check_length,
     dataset_length,
     preserve_rng_state,
     seed_everything,
 )
 from neuboots.losses import BrierLoss, Loss, as_loss, has_independent_outputs, valid_mask, weighted_mean
 from neuboots.prediction import Predictor, class_probabilities
+from neuboots.weights import DRAW_BYTES
 
 P = TypeVar("P", bound=Predictor)
 T = TypeVar("T")
@@ -1129,6 +1131,10 @@ class BaseMethod(ABC, Generic[P]):
         Returns:
             The weights, (B, n); None if replicates stand for no weights of the rows.
 
+        Raises:
+            ArgumentError: If another method made the predictor, from other rows as far as it knows, or the weights do
+                not fit into memory.
+
         Example:
             >>> from neuboots import NeuBoots
             >>> data = torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
@@ -1136,9 +1142,13 @@ class BaseMethod(ABC, Generic[P]):
             >>> NeuBoots().row_weights(predictor, data, 10).shape
             torch.Size([10, 6])
         """
-        return self._row_weights(
-            predictor, as_dataset(data), check_int("num_samples", num_samples, minimum=1), seed, fit_seed
-        )
+        kind = self.info.predictor
+        if not isinstance(predictor, kind):
+            raise ArgumentError("predictor", type(predictor), f"a {kind.__name__}, which this method makes")
+        dataset, count = as_dataset(data), check_int("num_samples", num_samples, minimum=1)
+        check_memory("num_samples", count, count * DRAW_BYTES * check_length(dataset), hint="use fewer replicates")
+        seeds = check_int("seed", seed), check_int("fit_seed", fit_seed)
+        return self._row_weights(predictor, dataset, count, *seeds)
 
     def _row_weights(
         self, predictor: P, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int

@@ -19,6 +19,7 @@ import neuboots_paper.baselines  # noqa: F401  # registers four more methods
 from neuboots import ArgumentError, InfluenceBootstrap, nets, save
 from neuboots.app import load_model
 from neuboots.app import model as app_model
+from neuboots.app._images import ImagePreprocessing
 from neuboots.app.images import fit_images
 from neuboots.app.masks import fit_masks
 from neuboots.app.tabular import fit_table
@@ -293,3 +294,9 @@ def test_no_module_reads_structures_of_torch() -> None:
     """`treespec_loads` imports modules that its text names."""
     source = Path(nets.__file__).resolve().parents[2]
     assert not [file for file in source.rglob("*.py") if "treespec_loads" in file.read_text(encoding="utf-8")]
+
+
+def test_images_of_huge_size_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="size"):
+        ImagePreprocessing.from_config({"channels": 3, "size": [200_000, 200_000]})
+    assert ImagePreprocessing.from_config({"channels": 3, "size": [64, 96]}).size == (64, 96)

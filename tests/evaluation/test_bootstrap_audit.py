@@ -660,3 +660,46 @@ def test_methods_without_weights_and_few_replicates_are_rejected() -> None:
     ):
         with pytest.raises(ArgumentError, match=name):
             call()
+
+
+def test_comparisons_without_meaning_are_rejected() -> None:
+    values = torch.randn(5, 4, 1, generator=torch.Generator().manual_seed(0)).double()
+    for scale in (1e-90, 1e-170, 1e200):
+        audit = WeightAudit.from_samples(scale * values, scale * values)
+        assert (audit.correlation, audit.ratio) == pytest.approx((1.0, 1.0))
+    constant = WeightAudit.from_samples(torch.ones(5, 4, 1), values)
+    assert (constant.correlation, constant.ratio) == (0.0, 0.0)
+    for samples, refits, name in (
+        (values, torch.ones(5, 4, 1), "refits"),
+        (values, torch.zeros(5, 4, 1), "refits"),
+        (values * torch.nan, values, "samples"),
+        (values, values * torch.inf, "samples"),
+    ):
+        with pytest.raises(ArgumentError) as error:
+            WeightAudit.from_samples(samples, refits)
+        assert error.value.name == name
+
+
+def test_weights_of_other_predictors_and_rows_are_rejected() -> None:
+    data, _, net = linear_problem(30)
+    config = TrainingConfig(epochs=1, precision="64-true", progress=False)
+    head, whole = InfluenceBootstrap(nn.MSELoss()), InfluenceBootstrap(nn.MSELoss(), layers="all", ridge=1.0)
+    bootstrap = BayesianBootstrap(nn.MSELoss(), num_members=4)
+    of_head, of_whole = (method.from_trained(net, data) for method in (head, whole))
+    members = bootstrap.fit(lambda: nn.Linear(4, 1), data, config)
+    few, many = linear_problem(10)[0], linear_problem(60)[0]
+    for call, name in (
+        (lambda: bootstrap.row_weights(of_whole, data, 3), "predictor"),  # type: ignore[arg-type]
+        (lambda: whole.row_weights(members, data, 3), "predictor"),  # type: ignore[arg-type]
+        (lambda: replace(bootstrap, num_members=6).row_weights(members, data, 3), "predictor"),
+        (lambda: StandardBootstrap(nn.MSELoss(), num_members=4).row_weights(members, data, 3), "predictor"),
+        (lambda: whole.row_weights(of_whole, few, 3), "data"),
+        (lambda: whole.row_weights(of_whole, many, 3), "data"),
+        (lambda: head.row_weights(of_head, few, 3), "data"),
+        (lambda: head.row_weights(of_head, data, 10**20), "num_samples"),
+        (lambda: head.row_weights(of_head, data, 3, seed="a"), "seed"),  # type: ignore[arg-type]
+        (lambda: head.row_weights(of_head, data, 3, fit_seed=None), "fit_seed"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ArgumentError) as error:
+            call()
+        assert error.value.name == name, name

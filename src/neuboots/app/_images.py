@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from neuboots._validation import ArgumentError, check_fraction, check_int, check_types, format_names
+from neuboots._validation import ArgumentError, check_fraction, check_int, check_memory, check_types, format_names
 from neuboots.app.model import (
     Model,
     ModelCard,
@@ -50,6 +50,7 @@ _MAX_BYTES_IN_MEMORY = 1 << 30  # of decoded images during training
 _VALIDATION_FRACTION = 0.2
 _MAX_SAMPLED_FILES = 256  # files that the median size is computed from
 _MIN_IMAGE_SIZE = 8  # pixels per side
+_PIXEL_BYTES = 2 * 64 * 4 * 4  # of memory: two images, four layers of 64 channels at a time
 _EXAMPLE_SIZE = (64, 64)  # of images whose size is not fixed
 _POOL_SIZE = 8  # features are 8 × 8 cell means if a method has no net to take them from
 
@@ -71,7 +72,9 @@ class ImagePreprocessing:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ImagePreprocessing":
         check_types("preprocessing", config, cls)
-        return cls(config["channels"], config["size"] and tuple(config["size"]))
+        if size := config["size"]:
+            check_memory("size", size, _PIXEL_BYTES * size[0] * size[1], hint="use smaller images")
+        return cls(config["channels"], size and tuple(size))
 
 
 @dataclass(frozen=True, eq=False)

@@ -451,13 +451,18 @@ class WeightAudit:
             The comparison.
 
         Raises:
-            ArgumentError: If there are fewer than 3 replicates, or the shapes differ.
+            ArgumentError: If there are fewer than 3 replicates, the shapes differ, outputs are not finite, or refits do
+                not differ.
         """
         if samples.shape != refits.shape or len(samples) < 3:
             raise ArgumentError("samples", tuple(samples.shape), f"at least 3 replicates, as {tuple(refits.shape)}")
-        moved, refitted = (
-            (values.double() - values.double().mean(0)).flatten(1) for values in (samples, refits)
-        )  # (B, M)
+        if not all(bool(torch.isfinite(values).all()) for values in (samples, refits)):
+            raise ArgumentError("samples", "NaN or infinite outputs", "finite outputs", hint="check the training")
+        moved, refitted = ((v.double() - v.double().mean(0)).flatten(1) for v in (samples, refits))  # (B, M)
+        sizes = [float(values.abs().max()) for values in (moved, refitted)]
+        if sizes[1] <= 1e-6 * float(refits.double().abs().max()):  # rounding of float32 outputs
+            raise ArgumentError("refits", "equal outputs of all refits", "refits that differ", hint="train them longer")
+        moved, refitted = moved / max(sizes[0], torch.finfo(torch.float64).tiny), refitted / sizes[1]
         product, left, right = (moved * refitted).sum(1), moved.square().sum(1), refitted.square().sum(1)
 
         def correlate(product: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -468,7 +473,7 @@ class WeightAudit:
         return cls(
             float(correlate(product.sum(), left.sum(), right.sum())),
             float(((count - 1) / count * (others - others.mean()).square().sum()).sqrt()),
-            float((left.sum() / right.sum()).sqrt()),
+            float((left.sum() / right.sum()).sqrt()) * sizes[0] / sizes[1],
             count,
         )
 

@@ -188,6 +188,9 @@ class EnsembleMethod(BaseMethod[EnsemblePredictor]):
     def _row_weights(
         self, predictor: EnsemblePredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
     ) -> Tensor | None:
+        if (self.num_members, self.info.name) != (len(predictor.members), predictor.name):
+            found = f"{len(predictor.members)} members of {predictor.name}"
+            raise ArgumentError("predictor", found, f"{self.num_members} of {self.info.name}")
         weights = self._draw_weights(data, fit_seed)
         return None if weights is None else weights[draw_member_order(len(weights), num_samples, seed=seed)]
 

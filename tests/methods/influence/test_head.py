@@ -715,7 +715,7 @@ def test_replicates_are_linear_in_the_weights_of_the_rows(layers: Any, n: int, n
 def test_row_weights_need_all_rows_in_the_kernel() -> None:
     net, y = least_squares(1)
     method = InfluenceBootstrap(nn.MSELoss(), layers="all", max_kernel_rows=39)
-    with pytest.raises(ValueError, match="got data='40 rows'; expected at most the 39 of the kernel"):
+    with pytest.raises(ValueError, match="got data='40 rows'; expected the 39 rows of the kernel"):
         method.row_weights(method.from_trained(net, TensorDataset(X, y)), (X, y), 2)
 
 

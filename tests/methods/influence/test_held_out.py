@@ -540,6 +540,15 @@ def test_few_held_out_rows_are_reported(held: int | None, n: int, known: bool) -
         WHOLE.fit(make_net(), (x, y), config, val_data=None if held is None else make_data(held, seed=5))
 
 
+def test_rows_that_are_too_few_to_hold_any_out_are_reported() -> None:
+    x, y = make_data(7)
+    config = replace(CONFIG, precision="64-true")
+    with pytest.warns(UserWarning, match="7 rows are too few to hold any out"):
+        replace(WHOLE, ridge=1.0).fit(make_net(), (x, y), config)
+    with no_warnings():
+        replace(WHOLE, ridge=1.0, num_folds=0).fit(make_net(), (x, y), config)
+
+
 def test_inputs_far_outside_of_the_data_are_reported() -> None:
     x, y = torch.linspace(0.0, 2.0, 30, dtype=torch.float64)[:, None].repeat(1, 3), make_data(30)[1]
     x[:, 0] += 10.0

@@ -137,6 +137,12 @@ class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
             part = replace(inputs, data=data, config=replace(inputs.config, folder=folder))
             self._train_net(fold, part, title=f"fold {k + 1}/{len(folds)}")
         held_out = [HeldOut(net, inputs.data, inputs.val_data)] if inputs.val_data is not None else folds
+        if self.layers != 1 and self.num_folds and not held_out:
+            warnings.warn(
+                f"{check_length(inputs.data)} rows are too few to hold any out: the noise is that of training "
+                f"residuals, and the band may be too narrow; fit {_MIN_HELD_OUT} rows or more",
+                stacklevel=3,
+            )
         return self._make_with_held_out(net.eval(), inputs, held_out)
 
     def _make_folds(self, net: nn.Module, inputs: FitInputs) -> list[HeldOut]:
@@ -163,8 +169,10 @@ class InfluenceBootstrap(PostHocMethod[InfluencePredictor]):
         self, predictor: InfluencePredictor, data: Dataset[Any], num_samples: int, seed: int, fit_seed: int
     ) -> Tensor:
         n, num_blocks = check_length(data), predictor.num_blocks
-        if isinstance(predictor, TangentPredictor) and predictor.num_rows < n:
-            raise ArgumentError("data", f"{n} rows", f"at most the {predictor.num_rows} of the kernel")
+        if isinstance(predictor, TangentPredictor) and predictor.num_rows != n:
+            raise ArgumentError("data", f"{n} rows", f"the {predictor.num_rows} rows of the kernel")
+        if self.num_blocks is None and num_blocks > n:
+            raise ArgumentError("data", f"{n} rows", f"the rows of the training, at least {num_blocks}")
         own = self.num_blocks is None and num_blocks == n  # a block for each row
         blocks = BlockTable(torch.arange(n) if own else assign_blocks(n, num_blocks, seed=fit_seed), num_blocks)
         return draw_row_weights(predictor.weight_distribution, blocks, n, num_samples, seed)

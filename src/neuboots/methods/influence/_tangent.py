@@ -659,7 +659,8 @@ def _take_apart(x: Any, leaves: list[Tensor]) -> Any:
     if isinstance(x, Tensor):
         leaves.append(x)
         return None
-    if type(x) in (tuple, list):
+    kind: Any = type(x)
+    if kind in (tuple, list):
         return {type(x).__name__: [_take_apart(part, leaves) for part in x]}
     if isinstance(x, dict) and all(type(key) is str for key in x):
         return {"dict": {key: _take_apart(part, leaves) for key, part in x.items()}}
@@ -681,7 +682,7 @@ def _count_leaves(structure: Any) -> int:
     """Number of tensors of a structure that was stored; raise ValueError if it is none."""
     if structure is None:
         return 1
-    kinds = {"tuple": list, "list": list, "dict": dict}
+    kinds: dict[str, Any] = {"tuple": list, "list": list, "dict": dict}
     if isinstance(structure, dict) and len(structure) == 1:
         ((kind, parts),) = structure.items()
         if kind in kinds and type(parts) is kinds[kind] and parts:
