@@ -22,6 +22,7 @@ Link = Literal["identity", "exp"]
 ResampleSchedule = Literal["epoch", "step", "sample", "pool"]
 POOL_SIZE = 256
 SPARE_BLOCKS = 10_000  # that any data may leave empty
+_MAX_CONCENTRATION = 1e100  # sums of such numbers are finite
 DRAW_BYTES = 120  # of memory for each weight while it is drawn
 
 # -- distributions -------------------------------------------------------------------------------------
@@ -62,6 +63,11 @@ def _check_draws(keys: Tensor, size: int) -> None:
     check_memory("size", size, DRAW_BYTES * len(keys) * check_int("size", size, minimum=1), hint="use fewer blocks")
 
 
+def _check_concentration(value: Any) -> None:
+    if check_positive("concentration", value) > _MAX_CONCENTRATION:
+        raise ArgumentError("concentration", value, f"at most {_MAX_CONCENTRATION:g}", hint="use Constant()")
+
+
 @dataclass(frozen=True)
 class Dirichlet:
     """α ~ S × Dirichlet(c, …, c): positive weights with sum S; the paper's distribution is c = 1.
@@ -81,7 +87,7 @@ class Dirichlet:
     name = "dirichlet"
 
     def __post_init__(self) -> None:
-        check_positive("concentration", self.concentration)
+        _check_concentration(self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""
@@ -118,7 +124,7 @@ class Exponential:
     name = "exponential"
 
     def __post_init__(self) -> None:
-        check_positive("concentration", self.concentration)
+        _check_concentration(self.concentration)
 
     def sample(self, keys: Tensor, size: int) -> Tensor:
         """Draw α for each key, (num, S)."""

@@ -447,3 +447,11 @@ def test_examples_that_a_table_does_not_have_are_rejected(index: Tensor | None) 
     with pytest.raises(ArgumentError) as raised:
         BlockTable(torch.tensor([0, 1, 0]), 2)(index)  # type: ignore[arg-type]
     assert raised.value.name == "index"
+
+
+@pytest.mark.parametrize("distribution", [Dirichlet, Exponential])
+def test_huge_concentrations_are_rejected(distribution: type[Dirichlet | Exponential]) -> None:
+    weights = distribution(1e100).sample(derive_keys(torch.arange(3), 0), 5)
+    torch.testing.assert_close(weights, torch.ones(3, 5).double())
+    with pytest.raises(ArgumentError, match="concentration"):
+        distribution(1.1e100)
