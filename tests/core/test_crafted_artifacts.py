@@ -57,6 +57,12 @@ def make_mlp(folder: Path, wrap: bool = False) -> None:
     (TemperatureScaling().fit(predictor, data) if wrap else predictor).save(folder)
 
 
+def make_tangent(folder: Path) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    method = InfluenceBootstrap(torch.nn.MSELoss(), layers="all")
+    save(method.fit(lambda: MLP(3, 1, widths=(5,)), (x, x[:, :1]), QUICK), folder)
+
+
 def make_std_scaling(folder: Path) -> None:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     predictor = MCDropout(loss=torch.nn.MSELoss()).fit(lambda: MLP(3, 1, widths=(5,)), (x, x[:, :1]), QUICK)
@@ -98,6 +104,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "mlp": make_mlp,
     "temperature": lambda folder: make_mlp(folder, wrap=True),
     "std scale": make_std_scaling,
+    "tangent": make_tangent,
     **{name: lambda folder, name=name: make_estimator(name, folder) for name in ("classifier", "regressor")},  # type: ignore[misc]
     **{name: lambda folder, name=name: make_table(name, folder) for name in ("classes", "numbers")},  # type: ignore[misc]
     **{name: lambda folder, name=name: make_pictures(name, folder) for name in ("images", "masks")},  # type: ignore[misc]
